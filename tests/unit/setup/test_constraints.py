@@ -1,0 +1,43 @@
+"""The pins: everything is pinned, and nothing but names and versions is in these files."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted((ROOT / "constraints").glob("*.txt"))
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / "constraints" / name).read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_only_exact_versions_and_no_addresses(file):
+    for line in file.read_text().splitlines():
+        assert line.startswith("#") or re.fullmatch(r"[a-z0-9.-]+==[0-9][a-z0-9.]*", line), line
+        assert "://" not in line
+
+
+def test_every_requirement_of_the_extras_is_pinned_within_its_range():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    requirements = [Requirement(text) for text in project["dependencies"] + extras["cpu"] + extras["dev"] + extras["plots"]]
+    pinned = pins("cpu.txt")
+    for requirement in requirements:
+        name = canonicalize_name(requirement.name)
+        assert name == "verl-nereus" or requirement.specifier.contains(pinned[name]), requirement
+
+
+def test_the_override_is_what_is_pinned():
+    pinned = pins("cpu.txt")
+    assert {name: pinned[name] for name in pins("overrides.txt")} == pins("overrides.txt")
+
+
+def test_the_megatron_pair_is_apart():
+    assert not set(pins("megatron.txt")) & set(pins("cpu.txt"))

@@ -1,0 +1,79 @@
+"""Start and stop a prefork server, and the wrapper that stands in for `python`."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from verl_ext.integrations.cpu.prefork import client
+
+# In the order that lets the longest imports run first. Everything a demo process needs that is safe to share: none of
+# these starts a thread or touches a device.
+MODULES = (
+    "torch",
+    "transformers",
+    "verl.trainer.main_ppo",
+    "verl.trainer.ppo.v1",
+    "verl.workers.engine.fsdp.transformer_impl",
+    "verl.experimental.agent_loop",
+    "verl.experimental.reward_loop",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+)
+
+
+class Prefork:
+    """A running prefork server.
+
+    Attributes:
+        python: path of an executable to use wherever a path of `python` is expected.
+
+    Use as a context manager; leaving it ends the server and every process it has forked.
+    """
+
+    def __init__(self, log: Path, modules: tuple[str, ...] = MODULES, env: dict[str, str] | None = None):
+        # A socket's path may hold at most 107 bytes, so it cannot live in the run folder.
+        self._folder = Path(tempfile.mkdtemp(prefix="nereus-"))
+        address = self._folder / "prefork.sock"
+        self.python = self._folder / "python"
+        arguments = [sys.executable, "-I", "-S", client.__file__, str(address), sys.executable]
+        self.python.write_text(f'#!/bin/sh\nexec {shlex.join(arguments)} "$@"\n')
+        self.python.chmod(0o700)
+        self._log = log.open("ab")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.server", str(address), *modules],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+        )
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Prefork:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

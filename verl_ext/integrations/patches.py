@@ -1,0 +1,18 @@
+"""Every runtime patch, in one list: what `nereus doctor` prints and what a run arms."""
+
+from __future__ import annotations
+
+from verl_ext.compat.patch import Patch
+from verl_ext.integrations.cpu.patches import CPU_PATCHES
+from verl_ext.integrations.verl.patches import VERL_PATCHES
+from verl_ext.integrations.vllm.patches import VLLM_PATCHES
+
+
+def all_patches() -> list[Patch]:
+    return [patch() for patch in (*VERL_PATCHES, *VLLM_PATCHES, *CPU_PATCHES)]
+
+
+def wanted(platform: str) -> list[Patch]:
+    """The patches for this platform whose upstream distribution is installed in a version they are for."""
+    classes = [*VERL_PATCHES, *VLLM_PATCHES, *(CPU_PATCHES if platform == "cpu" else ())]
+    return [patch() for patch in classes if patch.applicable()]

@@ -1,0 +1,130 @@
+"""How a process becomes part of a run.
+
+The driver makes an `Activation` from the composed config and puts it into Ray's runtime environment, where every Ray
+process of the job finds it before any other code runs (`ray_setup_hook`); processes that vLLM starts inherit it. The
+hook is named by path: on a node without nereus Ray cannot import it and the job ends there, with that message.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import socket
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from verl_ext import __version__
+from verl_ext.compat.patch import MANIFEST
+from verl_ext.compat.versions import installed
+from verl_ext.config import NereusOptions
+from verl_ext.errors import NereusError
+
+VARIABLE = "NEREUS_ACTIVATION"
+COMMAND_VARIABLE = "NEREUS_COMMAND"
+RAY_SETUP_HOOK = "verl_ext.integrations.verl.process.ray_setup_hook"
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What a process has to know to take part.
+
+    Attributes:
+        options: all options, resolved.
+        platform: verl's `trainer.device`, e.g. `cuda` or `cpu`.
+        versions: what the driver has installed, to name the odd one out.
+        actor_strategy: verl's `actor.strategy`, e.g. `fsdp2`.
+    """
+
+    options: NereusOptions
+    platform: str
+    actor_strategy: str
+    versions: dict[str, str] = field(default_factory=installed)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Activation:
+        values = json.loads(text)
+        return cls(**{**values, "options": NereusOptions.from_mapping(values["options"])})
+
+
+_active: Activation | None = None
+
+
+def active() -> Activation | None:
+    """The activation of this process, or None when nereus is off here."""
+    return _active
+
+
+def activate(activation: Activation) -> None:
+    """Arm the patches and open the registries in this process. Doing it again with the same options does nothing.
+
+    Raises:
+        NereusError: the process is part of a run with other options already.
+    """
+    global _active
+    if _active is not None:
+        if _active != activation:
+            raise NereusError(
+                "this process is part of another run already",
+                where=f"process {os.getpid()}",
+                expected=f"options {_active.options.digest()}",
+                got=f"options {activation.options.digest()}",
+                change="start the second run in a process of its own",
+            )
+        return
+    from verl_ext.integrations import doors, patches
+
+    _active = activation
+    if activation.options.cpu.python:
+        multiprocessing.set_executable(activation.options.cpu.python)
+    doors.open_all(activation.platform)
+    MANIFEST.arm(patches.wanted(activation.platform))
+
+
+def activate_from_environment() -> None:
+    """Activate when this process was started inside a run; else do nothing."""
+    text = os.environ.get(VARIABLE)
+    if text:
+        activate(Activation.from_json(text))
+
+
+def ray_setup_hook() -> None:
+    """Ray calls this first in every worker process of the job (`runtime_env.worker_process_setup_hook`)."""
+    activate_from_environment()
+    if _active is None:
+        raise NereusError(
+            "a Ray worker of a nereus run did not get its options",
+            where=f"{socket.gethostname()}, process {os.getpid()}",
+            expected=f"{VARIABLE} in the job's runtime environment",
+            got="nothing",
+            change="do not drop ray_kwargs.ray_init.runtime_env.env_vars",
+        )
+
+
+def report(process: str, role: str) -> dict[str, Any]:
+    """What this process says of itself at the roll call. Plain values, so that any process can read it.
+
+    Args:
+        process: its name in the table, e.g. `actor 0`.
+        role: which patches have to be applied in it, see `Patch.roles`.
+    """
+    activation = _active
+    return {
+        "process": process,
+        "role": role,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "version": __version__,
+        "active": activation is not None,
+        "options": activation.options.digest() if activation else "",
+        "manifest": MANIFEST.digest(),
+        "versions": installed(),
+        "patches": sorted(name for name, state in MANIFEST.states().items() if state == "applied"),
+        "missing": MANIFEST.missing(role),
+        "plugins_filter": os.environ.get("VLLM_PLUGINS", ""),
+        "entry_point": any(point.name == "nereus" for point in importlib.metadata.entry_points(group="verl.plugins")),
+    }

@@ -1,0 +1,149 @@
+"""What a run is to the report: how it was started, which process had what active, and its record step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypedDict
+
+from verl_ext.errors import NereusError
+
+SCHEMA = 1
+
+Value = int | float | str | None
+
+
+class ProcessReport(TypedDict, total=False):
+    """What one process said about itself when the run started."""
+
+    process: str
+    """Its name to a person, for example `actor 0`."""
+    role: str
+    """What it does: driver, trainer, actor, rollout, ...; processes of one role should have the same features."""
+    pid: int
+    host: str
+    version: str
+    """The nereus version it imported."""
+    manifest_digest: str
+    """Digest of the patch manifest it applied."""
+    patches: list[str]
+    features: list[str]
+    """The features active in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """Everything about a run that does not change from step to step."""
+
+    command: list[str]
+    """The command line, one argument an item."""
+    started_at: str
+    """ISO 8601 time with zone."""
+    title: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Package name -> version."""
+    features: dict[str, str] = field(default_factory=dict)
+    """Feature name -> "on", "off" or a short text."""
+    processes: list[ProcessReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    baselines: dict[str, float] = field(default_factory=dict)
+    """Label -> reward, drawn as a dotted line in the reward figure."""
+
+    def __post_init__(self) -> None:
+        for label, reward in self.baselines.items():
+            if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+                raise NereusError(
+                    "a baseline is not a finite number",
+                    where=f"RunInfo.baselines[{label!r}]",
+                    expected="the reward at which to draw the line",
+                    got=repr(reward),
+                    change="give a number, or leave this baseline out",
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of `run.json`."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: object, where: str) -> RunInfo:
+        """Reads the JSON object of `run.json`; fields a later version added are ignored.
+
+        Raises:
+            NereusError: a field has the wrong type, or command or started_at is missing.
+        """
+        if not isinstance(data, Mapping):
+            raise _bad(where, "a JSON object", type(data).__name__)
+        kinds = {"command": list, "started_at": str, "title": str, "processes": list, "notes": list}
+        known = {f.name for f in fields(cls)}
+        for name in ("command", "started_at"):
+            if name not in data:
+                raise _bad(where, f"the field {name}", f"the fields {', '.join(map(str, data)) or '(none)'}")
+        for name in known & set(data):
+            kind = kinds.get(name, dict)
+            if not isinstance(data[name], kind):
+                raise _bad(where, f"{name} to be a {kind.__name__}", type(data[name]).__name__)
+        if not all(isinstance(process, Mapping) for process in data.get("processes", [])):
+            raise _bad(where, "every entry of processes to be an object", "something else among them")
+        return cls(**{name: data[name] for name in known & set(data)})
+
+
+def _bad(where: str, expected: str, got: str) -> NereusError:
+    return NereusError(
+        "the run description cannot be read",
+        where=where,
+        expected=expected,
+        got=got,
+        change="write it with RunWriter.write_run, or move it away to report without it",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """A run as read back: one record a step, in order of step."""
+
+    path: Path
+    """The folder or file that was asked for."""
+    source: str
+    """Where the records come from: `nereus`, `verl file logger`, `tensorboard`, `console` or `none`."""
+    files: tuple[Path, ...]
+    records: tuple[Mapping[str, Value], ...]
+    """NaN and the infinities are floats again here."""
+    info: RunInfo | None = None
+    resumed_at: tuple[int, ...] = ()
+    """First step of each resumption whose superseded records were dropped."""
+    warnings: tuple[str, ...] = ()
+    """Everything that was left out, repaired or contradictory, one sentence each."""
+
+    @property
+    def keys(self) -> list[str]:
+        """Every metric name in any record, in the order first seen."""
+        return list(dict.fromkeys(key for record in self.records for key in record))
+
+    @property
+    def last_step(self) -> int | None:
+        """The last recorded step, None if there is none."""
+        return self.steps[-1] if self.records else None
+
+    @property
+    def steps(self) -> list[int]:
+        """The recorded steps in ascending order."""
+        return [step_of(record) for record in self.records]
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one metric, where it was logged; values may be NaN or infinite."""
+        pairs = [(step_of(r), float(v)) for r in self.records if isinstance(v := r.get(key), (int, float))]
+        return [step for step, _ in pairs], [value for _, value in pairs]
+
+    def finite(self, key: str) -> tuple[list[int], list[float]]:
+        """Like `series`, without NaN and the infinities."""
+        pairs = [(s, v) for s, v in zip(*self.series(key), strict=True) if math.isfinite(v)]
+        return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def step_of(record: Mapping[str, Value]) -> int:
+    """The step of a record."""
+    step = record["step"]
+    assert isinstance(step, int)
+    return step
