@@ -52,15 +52,13 @@ test-all: ready ## All tests, the slow ones too (those for a GPU skip themselves
 	@exec $(PYTEST) $(ARGS)
 
 .PHONY: lint
-lint: ready ## Style, types and the arrows between packages
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+lint: ready ## Style, types and the arrows between packages; all of them, then fails if one did
+	@status=0; for tool in "ruff check" "ruff format --check" mypy lint-imports; do \
+	  echo "$$tool"; $(BIN)/$$tool || status=1; done; exit $$status
 
 .PHONY: format
 format: ready ## Put the source in its format, and fix what ruff can fix
-	$(BIN)/ruff check --fix
+	$(BIN)/ruff check --fix --exit-zero --quiet
 	$(BIN)/ruff format
 
 .PHONY: clean-runs

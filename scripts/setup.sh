@@ -14,7 +14,10 @@ set -u
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 VENV=$ROOT/.venv
+[ ! -L "$VENV" ] || [ ! -d "$VENV" ] || VENV=$(cd "$VENV" && pwd -P) # a link to another disk
 STAMP=$VENV/.nereus-stamp
+# What an activated .venv puts on the PATH is about to be replaced.
+PATH=:$PATH: PATH=${PATH//":$VENV/bin:"/:} PATH=${PATH//":$ROOT/.venv/bin:"/:} PATH=${PATH#:} PATH=${PATH%:}
 PYTHON=$VENV/bin/python
 MINIMUM_UV=0.5 # the first with every option used below
 
@@ -29,7 +32,6 @@ export UV_CONCURRENT_DOWNLOADS="${UV_CONCURRENT_DOWNLOADS:-6}"
 export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}" UV_NATIVE_TLS="${UV_NATIVE_TLS:-1}"
 
 LOG=
-HEARTBEAT=
 MODE=setup
 QUIET=
 REQUESTED=${NEREUS_PYTHON:-}
@@ -40,7 +42,7 @@ fail() { # fail MESSAGE [LINE...]: the one message of a failed set-up
   printf 'setup: failed: %s\n' "$1" >&2
   shift
   [ $# -eq 0 ] || printf '  %s\n' "$@" >&2
-  [ -z "$LOG" ] || [ ! -s "$LOG" ] || printf '  full log: %s\n' "$LOG" >&2
+  if [ -s "$LOG" ]; then printf '  full log: %s\n' "$LOG" >&2; elif [ -n "$LOG" ]; then rm -f "$LOG"; fi
   exit 1
 }
 
@@ -49,8 +51,6 @@ stop() { # stop NAME STATUS: Ctrl-C and kill
   printf '\nsetup: %s; what was downloaded is kept, run it again to go on\n' "$1" >&2
   exit "$2"
 }
-
-finish() { [ -z "$HEARTBEAT" ] || kill "$HEARTBEAT" 2>/dev/null; }
 
 # ---------------------------------------------------------------------------------------------- is it complete?
 
@@ -61,7 +61,7 @@ sha256() {
 digest() { # of the pins, the parts of pyproject.toml that an installation depends on, the version, and the place
   {
     cat "$ROOT/constraints/cpu.txt" "$ROOT/constraints/overrides.txt"
-    awk '/^\[/ { used = !/^\[+tool\./ || /^\[tool\.hatch/ } used && !/^[[:space:]]*(#|$)/' "$ROOT/pyproject.toml"
+    awk '/^\[/ { used = !/^\[+tool\./ || /^\[tool\.hatch/ } used && !/^[ \t]*(#|$)/' "$ROOT/pyproject.toml"
     grep '^__version__' "$ROOT/verl_ext/__init__.py"
     printf '%s\n' "$ROOT"
   } | sha256
@@ -136,10 +136,14 @@ candidates() { # one path a line, best first
 
 # Sets FOUND, FOUND_VERSION, FOUND_HEADERS; fails when there is none.
 find_python() {
-  local candidate answer seen=$'\n' tried=() bare=
+  local candidate answer seen=$'\n\n' tried=() bare=
   if [ -n "$REQUESTED" ]; then
     candidate=$REQUESTED
-    case $candidate in */*) ;; *) candidate=$(command -v "$candidate" || printf '%s' "$candidate") ;; esac
+    case $candidate in
+      /*) ;;
+      */*) candidate=$PWD/$candidate ;;
+      *) candidate=$(command -v "$candidate" || printf '%s' "$candidate") ;;
+    esac
     answer=$(probe "$candidate")
     [ "${answer%%$'\t'*}" = ok ] || fail "$REQUESTED ${answer#*$'\t'}" \
       "It was asked for with --python or NEREUS_PYTHON, and a complete Python 3.12 is needed."
@@ -147,7 +151,7 @@ find_python() {
     return
   fi
   while IFS= read -r candidate; do
-    case $seen in *$'\n'"$candidate"$'\n'*) continue ;; esac
+    case $seen in *$'\n'"$candidate"$'\n'*) continue ;; esac # an empty line too
     seen=$seen$candidate$'\n'
     answer=$(probe "$candidate")
     case $answer in
@@ -186,7 +190,7 @@ unusable() {
   fi
 }
 
-remove_venv() { # the contents first: .venv may be a link to another disk
+remove_venv() { # what is in it, not the folder itself
   [ -e "$VENV" ] || return 0
   if [ ! -f "$VENV/pyvenv.cfg" ] && [ ! -f "$STAMP" ] && [ -n "$(ls -A "$VENV")" ]; then
     fail "$VENV is there and is no virtual environment" "Move it away, and run this again."
@@ -196,10 +200,11 @@ remove_venv() { # the contents first: .venv may be a link to another disk
   find "$VENV/" -mindepth 1 -maxdepth 1 ! -name "${STAMP##*/}" -exec rm -rf {} + || fail "cannot remove $VENV"
 }
 
-make_venv() {
+make_venv() { # in place of what is there
   local pip=
   [ -z "$UV" ] || pip=--without-pip
   find_python
+  remove_venv
   say "Python $FOUND_VERSION: $FOUND"
   [ "$FOUND_HEADERS" = headers ] || say "note: it has no Python.h (Debian: python3.12-dev); torch.compile and Triton kernels will not work"
   if ! { mkdir -p "$VENV" && write_stamp installing; }; then fail "cannot write to $VENV" "$(space)"; fi
@@ -220,6 +225,7 @@ get_uv() { # sets UV: the one on the PATH, the one in .venv, or a new one in .ve
   local pin try
   [ -z "$UV" ] || return 0
   if [ -x "$VENV/bin/uv" ] && usable_uv "$VENV/bin/uv"; then UV=$VENV/bin/uv; return; fi
+  "$PYTHON" -m pip --version >/dev/null 2>&1 || logged "$PYTHON" -m ensurepip || fail "$PYTHON -m ensurepip: $(reason)"
   pin=$(grep '^uv==' "$ROOT/constraints/build.txt")
   # A pip that is configured to an index without this version still finds some other; all else is pinned.
   for try in "$pin" "uv>=$MINIMUM_UV"; do
@@ -230,7 +236,7 @@ get_uv() { # sets UV: the one on the PATH, the one in .venv, or a new one in .ve
 
 logged() { # logged COMMAND...: its output goes to the log, after a line that begins with `$ `
   printf '\n$ %s   (%s)\n' "$*" "$(date)" >>"$LOG"
-  "$@" >>"$LOG" 2>&1 </dev/null
+  "$@" >>"$LOG" 2>&1 </dev/null 8>&-
 }
 
 last_output() { awk '/^\$ / { n = 0; next } NF { line[n++] = $0 } END { for (i = 0; i < n; i++) print line[i] }' "$LOG" 2>/dev/null; }
@@ -245,9 +251,9 @@ kind() {
   free=$(free_kb)
   output=$(last_output | tail -n 60)
   if [ "${free:-999999}" -lt 20000 ] || grep -qiE 'no space left|os error 28|disk quota' <<<"$output"; then echo disk
-  elif grep -qiE 'no solution found|unsatisfiable|ResolutionImpossible' <<<"$output"; then echo conflict
   elif grep -qiE 'certificate|UnknownIssuer' <<<"$output"; then echo certificate
-  elif grep -qiE 'error sending request|dns error|failed to (fetch|download)|timed? ?out|connection|unreachable|name resolution|no matching distribution' <<<"$output"; then echo network
+  elif grep -qiE 'error sending request|dns error|failed to (lookup|fetch|download)|name resolution|connection ?(error|refused|reset|closed|aborted|timed)|timed out|unreachable|no matching distribution' <<<"$output"; then echo network
+  elif grep -qiE 'no solution found|unsatisfiable' <<<"$output"; then echo conflict
   elif grep -qiE "(gcc|clang|cc|c\+\+)['\"]? (failed|not found)|compiler|Python\.h" <<<"$output"; then echo compiler
   else echo other; fi
 }
@@ -267,9 +273,14 @@ reason() {
   esac
 }
 
-heartbeat() { # a word a minute: a cold download of several GB is silent otherwise, and some CIs kill what is silent
-  local shell=$$ started=$SECONDS
-  while sleep 60 >/dev/null 2>&1 && kill -0 "$shell" 2>/dev/null; do
+# A word a minute: a cold download of several GB is silent otherwise, and some CIs kill what is silent.
+# Its standard input is a pipe from this shell, so it ends when the shell closes it or dies, in whatever way.
+heartbeat() {
+  local started=$SECONDS status
+  while :; do
+    read -r -t 60 _
+    status=$?
+    [ $status -gt 128 ] || return 0 # above: 60 seconds have passed
     say "... still installing after $((SECONDS - started)) s ($(du -sm "$VENV" 2>/dev/null | cut -f1) MB so far)"
   done
 }
@@ -290,8 +301,7 @@ install() {
   local started=$SECONDS count why
   count=$(grep -c == "$ROOT/constraints/cpu.txt")
   say "installing up to $count pinned packages (about 7 GB; slow only while the download cache is empty)"
-  heartbeat 9>&- &
-  HEARTBEAT=$!
+  exec 8> >(heartbeat 9>&-)
   if ! uv_install; then
     why=$(kind)
     case $why in
@@ -301,8 +311,7 @@ install() {
     say "installing failed after $((SECONDS - started)) s ($why), trying once more"
     uv_install || give_up
   fi
-  finish
-  HEARTBEAT=
+  exec 8>&-
   say "installed ($((SECONDS - started)) s)"
 }
 
@@ -346,12 +355,10 @@ main() {
   fi
 
   while :; do
-    if [ -z "$kept" ]; then
-      remove_venv
-      make_venv
-    fi
+    [ -n "$kept" ] || make_venv
     write_stamp installing || fail "cannot write to $VENV" "$(space)"
-    mv -f "$LOG" "$VENV/setup.log" && LOG=$VENV/setup.log
+    mv -f "$LOG" "$VENV/setup.log" 2>/dev/null # gone where something clears temporary files; then a new one is begun
+    LOG=$VENV/setup.log
     get_uv
     install
     started=$SECONDS
@@ -397,7 +404,6 @@ case $MODE in
     if complete; then [ -n "$QUIET" ] || say "$VENV is complete"; exit 0; fi
     ;;
 esac
-trap finish EXIT
 trap 'stop "stopped" 130' INT
 trap 'stop "ended" 143' TERM
 main

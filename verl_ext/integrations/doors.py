@@ -18,12 +18,17 @@ def open_all(platform: str) -> None:
     wrapt.when_imported("vllm.v1.engine.core")(_engine_core)
     wrapt.when_imported("verl.workers.rollout.vllm_rollout.utils")(_engine_worker)
     if platform == "cpu":
-        from verl_ext.integrations.cpu import distribution
-
-        distribution.install()
-        wrapt.when_imported("verl.plugin.platform.platform_manager")(_platform)
+        open_cpu_platform()
         wrapt.when_imported("verl.workers.engine.fsdp.transformer_impl")(_fsdp_engines)
         wrapt.when_imported("vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method")(_modular_moe)
+
+
+def open_cpu_platform() -> None:
+    """Make this process run on the cpu platform; to be called before verl's device modules are imported."""
+    from verl_ext.integrations.cpu import distribution
+
+    distribution.install()
+    wrapt.when_imported("verl.plugin.platform.platform_manager")(_platform)
 
 
 def _trainers(_module: ModuleType) -> None:
@@ -63,6 +68,8 @@ def _engine_worker(module: ModuleType) -> None:
 def _platform(module: ModuleType) -> None:
     from verl_ext.integrations.cpu.platform import make_platform
 
+    if getattr(module._current_platform, "device_name", None) == "cpu":
+        return
     platform = make_platform()
     module.PlatformRegistry.register(platform="cpu")(platform)
     # Not through set_platform: it warns when detection has run, and detection runs before any plugin is imported.

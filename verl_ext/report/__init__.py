@@ -1,4 +1,4 @@
-"""The run report: what a run did, as one self-contained HTML page, from nereus's own record or from verl's logs.
+"""The run report: what a run did, as one HTML page, from nereus's own record or from verl's logs.
 
 Importing this package imports neither matplotlib nor torch; only drawing figures does.
 """

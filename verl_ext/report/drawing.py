@@ -173,7 +173,7 @@ def panels(
 
     Args:
         rows: (name, series, colour role) from top to bottom.
-        percent: names whose values are shares, shown from 0 to 100 %.
+        percent: names whose values are shares, shown from 0 to 100 % unless one is outside.
     """
     grid = container.subplots(len(rows), 1, sharex=True, squeeze=False)
     axes: list[Axes] = [row[0] for row in grid]
@@ -184,12 +184,11 @@ def panels(
         ax.yaxis.set_major_locator(MaxNLocator(nbins=4 if len(rows) < 3 else 3, steps=[1, 2, 2.5, 5, 10]))
         ax.set_title(name, loc="left", fontsize=SMALL, color=theme[role], pad=4)
         last = short(series.values[-1]) if series.values else "not finite"
-        if name in percent:
-            share = FuncFormatter(lambda value, _: f"{value:.0%}")
-            ax.yaxis.set_major_formatter(share)
+        if name in percent and series.values and 0 <= min(series.values) <= max(series.values) <= 1:
+            ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
             ax.set_ylim(-0.04, 1.04)
             ax.set_yticks([0, 0.5, 1])
-            last = f"{series.values[-1]:.0%}" if series.values else last
+            last = f"{series.values[-1]:.0%}"
         ax.set_title(f"last {last}", loc="right", fontsize=SMALL, color=theme["muted"], pad=4)
     return axes
 
@@ -201,14 +200,13 @@ def log_scale(ax: Axes, positive: Sequence[float], *, room_below: bool) -> float
         positive: the values to be shown, all above zero.
         room_below: leave one decade free for marks of values that are exactly zero.
     """
-    low = math.floor(math.log10(min(positive))) - (1 if room_below else 0)
-    high = math.ceil(math.log10(max(positive)))
+    # Beyond what float32 can tell apart there is nothing to read off an axis.
+    low = max(-45, math.floor(math.log10(min(positive))) - (1 if room_below else 0))
+    high = min(45, math.ceil(math.log10(max(positive))))
     high = high if high > low else low + 1
     ax.set_yscale("log")
     ax.set_ylim(10.0**low, 10.0**high)
     ax.yaxis.set_major_locator(LogLocator(base=10, numticks=7))
     ax.yaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: _exponent(value, 0) if value < 1e-2 else short(value))
-    )
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _exponent(value, 0) if value < 1e-2 else short(value)))
     return float(10.0**low)

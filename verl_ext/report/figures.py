@@ -66,7 +66,7 @@ def save_png(
     Args:
         path: the picture; written in one go.
         theme: white or near-black background.
-        only: names of figures (reward, gap, kl, length, health, time, validation); empty for all that have data.
+        only: names of figures (reward, gap, kl, length, health, time, validation); empty for all with data.
         dpi: pixels an inch.
 
     Raises:
@@ -121,7 +121,7 @@ def _rows(plots: list[Plot]) -> list[list[Plot]]:
 
 @contextmanager
 def _look(theme: Theme, salt: str = "nereus") -> Iterator[None]:
-    """matplotlib's own defaults with ours on top, whatever the user's matplotlibrc says, and as before afterwards."""
+    """matplotlib's own defaults with ours on top, whatever a matplotlibrc says; as before afterwards."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(

@@ -53,7 +53,7 @@ def alike(first: float, last: float) -> tuple[str, str]:
 
 def duration(seconds: float) -> str:
     """Seconds as a person writes them: 0.45 s, 28.7 s, 3 min 20 s, 2 h 05 min."""
-    if not math.isfinite(seconds) or seconds < 60:
+    if not 60 <= seconds < 1e8:
         return f"{short(seconds)} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -73,13 +73,13 @@ def reward_key(run: RunData) -> str | None:
 
 
 def ends(values: Sequence[float]) -> tuple[float, float, int]:
-    """Mean of the first and of the last few values, and how many: a tenth of them, at least one, at most ten."""
+    """Mean of the first and of the last few values, and how many: a tenth of them, from one to ten."""
     few = max(1, min(10, len(values) // 10))
     return statistics.fmean(values[:few]), statistics.fmean(values[-few:]), few
 
 
 def verdict(run: RunData) -> str:
-    """The run in one line: what the reward did, over how many steps, and how far rollout and trainer were apart."""
+    """The run in one line: what the reward did in how many steps, how far rollout and trainer were apart."""
     if not run.records:
         return "no step recorded"
     parts = []
@@ -94,11 +94,11 @@ def verdict(run: RunData) -> str:
     gaps = run.series(names.GAP_MAX)[1]
     finite = [gap for gap in gaps if math.isfinite(gap)]
     if finite:
-        parts.append(f"rollout/trainer gap at most {short(max(finite))}")
+        broken = len(gaps) - len(finite)
+        but = f", but not finite at {_count(broken, 'step')}" if broken else ""
+        parts.append(f"rollout/trainer gap at most {short(max(finite))}{but}")
     else:
-        parts.append(
-            "rollout/trainer gap not finite at any step" if gaps else "rollout/trainer gap not measured"
-        )
+        parts.append("rollout/trainer gap not finite at any step" if gaps else "rollout/trainer gap not measured")
     return "; ".join(parts)
 
 
@@ -109,7 +109,8 @@ def cards(run: RunData) -> list[Card]:
         differing = len({row for (row, _), _ in mismatches(run.info.processes)})
         total = len(run.info.processes)
         agree = "agree on version, manifest and features" if total > 1 else "reported at the start"
-        context = f"{_count(differing, 'process')} differ{'' if differing > 1 else 's'}: see \u201cActive where\u201d"
+        verb = "differ" if differing > 1 else "differs"
+        context = f"{_count(differing, 'process')} {verb}: see \u201cActive where\u201d"
         value = f"{total - differing} of {total}"
         found.append(Card("Processes", value, context if differing else agree, bool(differing)))
     return found
@@ -148,7 +149,8 @@ def _length(run: RunData) -> Card:
         return _missing("Response length", f"no {names.RESPONSE_LENGTH}")
     first, last, _ = ends(values)
     clip = run.finite(names.CLIP_RATIO)[1]
-    context = f"tokens, from {short(first)}" + (f"; {clip[-1]:.0%} cut at the limit" if clip else "")
+    share = f"{clip[-1]:.0%}" if clip and 0 <= clip[-1] <= 1 else short(clip[-1]) if clip else ""
+    context = f"tokens, from {short(first)}" + (f"; {share} cut at the limit" if clip else "")
     return Card("Response length", short(last), context)
 
 
@@ -156,9 +158,7 @@ def _seconds(run: RunData) -> Card:
     values = run.finite(names.STEP_SECONDS)[1]
     if not values:
         return _missing("Time per step", f"no {names.STEP_SECONDS}")
-    context = f"median; {duration(sum(values))} in all" + (
-        f", first {duration(values[0])}" if len(values) > 1 else ""
-    )
+    context = f"median; {duration(sum(values))} in all" + (f", first {duration(values[0])}" if len(values) > 1 else "")
     return Card("Time per step", duration(statistics.median(values)), context)
 
 
@@ -172,8 +172,8 @@ def _throughput(run: RunData) -> Card:
 def mismatches(processes: Sequence[ProcessReport]) -> list[tuple[tuple[int, str], str]]:
     """Where processes of one run differ: (row, field) and what it differs from.
 
-    Version and manifest digest must be the driver's (without a driver: the most common one) in every process; patches
-    and features must be the most common ones of the processes with the same role.
+    Version and manifest digest must be the driver's (without a driver: the most common one) in every process;
+    patches and features must be the most common ones of the processes with the same role.
     """
     found: list[tuple[tuple[int, str], str]] = []
     drivers = [process for process in processes if process.get("role") == "driver"]
@@ -188,9 +188,7 @@ def mismatches(processes: Sequence[ProcessReport]) -> list[tuple[tuple[int, str]
             rows = [row for row, process in enumerate(processes) if _text(process, "role") == role]
             sets = {row: ", ".join(sorted(strings(processes[row], name))) for row in rows}
             want = _most_common(list(sets.values()))
-            found += [
-                ((row, name), f"most {role} processes: {want or 'none'}") for row in rows if sets[row] != want
-            ]
+            found += [((row, name), f"most {role} processes: {want or 'none'}") for row in rows if sets[row] != want]
     return found
 
 
@@ -237,11 +235,7 @@ def _missing_steps(run: RunData) -> list[str]:
     if len(steps) < 2 or steps[-1] - steps[0] + 1 == len(steps):
         return []
     # Before the first training step verl may log a validation; what counts is a hole between steps.
-    holes = [
-        step
-        for low, high in zip(steps, steps[1:], strict=False)
-        for step in range(low + 1, min(high, low + 50))
-    ]
+    holes = [step for low, high in pairwise(steps) for step in range(low + 1, min(high, low + 50))]
     return [f"No record of {_steps(holes)}."]
 
 
@@ -270,8 +264,4 @@ def _overlaps(run: RunData) -> list[str]:
         known = sum(value for key in parts if (value := names.number(record.get(key))) is not None)
         if whole is not None and known > whole * 1.01 + 0.01:
             over.append(step)
-    return (
-        [f"The timers of {_steps(over)} add up to more than {names.STEP_SECONDS}: some overlap."]
-        if over
-        else []
-    )
+    return [f"The timers of {_steps(over)} add up to more than {names.STEP_SECONDS}: some overlap."] if over else []

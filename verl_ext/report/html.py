@@ -15,9 +15,7 @@ from verl_ext.report.style import STYLE
 REPORT_FILE = "report.html"
 
 
-def build_report(
-    run_dir: str | Path, *, out: str | Path | None = None, sections: Iterable[Section] = SECTIONS
-) -> Path:
+def build_report(run_dir: str | Path, *, out: str | Path | None = None, sections: Iterable[Section] = SECTIONS) -> Path:
     """Writes the report of a run, in one go, and returns its path.
 
     Without matplotlib the report is written all the same, with a notice in the place of the figures.

@@ -1,4 +1,4 @@
-"""What a run is to the report: how it was started, which process had what active, and its record step by step."""
+"""What a run is to the report: how it was started, what was active where, and its record by step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProcessReport(TypedDict, total=False):
     process: str
     """Its name to a person, for example `actor 0`."""
     role: str
-    """What it does: driver, trainer, actor, rollout, ...; processes of one role should have the same features."""
+    """driver, trainer, rollout, ...; processes of one role should have the same features."""
     pid: int
     host: str
     version: str

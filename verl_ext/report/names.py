@@ -1,4 +1,4 @@
-"""The metric names: which of verl's keys mean reward, length, rollout/trainer gap, KL, time; and what each one is.
+"""The metric names: which of verl's keys mean reward, length, rollout/trainer gap, KL, time; what each is.
 
 The keys are those verl 0.9.1 logs (`trainer/ppo/metric_utils.py`, `utils/debug/metrics.py`,
 `trainer/ppo/rollout_corr_helper.py`, `trainer/ppo/v1/trainer_base.py`). Keys under `nereus/` are our own.
@@ -89,7 +89,7 @@ MEANINGS: dict[str, str] = {
 
 
 def number(value: object) -> int | float | None:
-    """Returns a plain int or float for anything that holds one number (NumPy and torch scalars too), else None.
+    """A plain int or float for anything that holds one number (NumPy and torch scalars too), else None.
 
     NaN and the infinities are numbers here; strings, arrays with more than one element and None are not.
     """
@@ -112,15 +112,16 @@ def summarise(step: int, metrics: Mapping[str, Any]) -> dict[str, int | float | 
 
     Args:
         step: verl's global step.
-        metrics: what verl logged at this step. Values that are not one number are left out, as verl's console does.
+        metrics: what verl logged at this step; values that are not one number are left out.
 
     Returns:
         `step`, `reward` (critic/score/mean, else critic/rewards/mean), `response_length` (tokens),
-        `rollout_gap_max` (largest difference of token probabilities between trainer and rollout) and `seconds`
-        (of the whole step), each None where verl logged nothing for it; then every numeric metric by its own name.
+        `rollout_gap_max` (largest difference of token probabilities between trainer and rollout) and
+        `seconds` (of the whole step), each None where verl logged nothing for it; then every numeric metric
+        by its own name.
 
     Raises:
-        NereusError: a metric carries the name of one of the summary keys, so that one of the two would be lost.
+        NereusError: a metric has the name of a summary key, so that one of the two would be lost.
     """
     clash = sorted(set(SUMMARY_KEYS) & set(metrics))
     if clash:

@@ -109,17 +109,23 @@ def _draw_reward(container: FigureBase, run: RunData, theme: Theme, wide: bool) 
         )
     for step in run.resumed_at:
         ax.axvline(step - 0.5, color=theme["muted"], linewidth=1, linestyle=(0, (4, 3)))
-        top = ax.get_xaxis_transform()
-        ax.text(step - 0.5, 1.0, " resumed", transform=top, va="top", fontsize=SMALL, color=theme["muted"])
+        ax.annotate(
+            "resumed",
+            (step - 0.5, 1.0),
+            xycoords=ax.get_xaxis_transform(),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="top",
+            fontsize=SMALL,
+            color=theme["muted"],
+        )
     if wide:
         ax.set_xlabel("step", fontsize=SMALL)
 
 
 def _reward_caption(run: RunData) -> str:
     key = _present(*names.REWARD)(run)[0]
-    labels = ", ".join(
-        f"{label} ({short(value)})" for label, value in (run.info.baselines if run.info else {}).items()
-    )
+    labels = ", ".join(f"{label} ({short(value)})" for label, value in (run.info.baselines if run.info else {}).items())
     dotted = f" Dotted: {labels}." if labels else ""
     return f"{key} by step: {_range(run, key)}{_smoothing_note(run, key)}{dotted}"
 
@@ -204,17 +210,14 @@ def _draw_validation(container: FigureBase, run: RunData, theme: Theme, wide: bo
 
 def _validation_caption(run: RunData) -> str:
     more = len(_validation_keys(run)) - _MOST_LINES
-    return "verl's val-core metrics." + (
-        f" {more} more are in the table of the last step." if more > 0 else ""
-    )
+    return "verl's val-core metrics." + (f" {more} more are in the table of the last step." if more > 0 else "")
 
 
 def _time_caption(run: RunData) -> str:
     outside = sum(value for value in run.finite(names.VALIDATION_SECONDS)[1])
-    note = (
-        f" Validation ({short(outside)} s in all) runs outside the step and is not in it." if outside else ""
-    )
-    return f"Seconds a step by phase; \u201cother\u201d is the step less its timed phases. Shares are of the run.{note}"
+    note = f" Validation ({short(outside)} s in all) runs outside the step and is not in it." if outside else ""
+    words = "Seconds a step by phase; \u201cother\u201d is the step less its timed phases. Shares are of the run."
+    return words + note
 
 
 def _time_keys(run: RunData) -> list[str]:

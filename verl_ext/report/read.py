@@ -19,8 +19,8 @@ from verl_ext.report.verl_logs import (
 )
 from verl_ext.report.writer import METRICS_FILE, RUN_FILE
 
-# Deep enough for tensorboard_log/<project>/<experiment>/, and not for the millions of files of a checkpoint tree.
-_DEPTH = 3
+# Deep enough for tensorboard_log/<project>/<experiment>/, but not for all the files of a checkpoint tree.
+_DEPTH = 4
 _CONSOLE = (".log", ".txt", ".out")
 _LOOKED_FOR = (
     "nereus's metrics.jsonl and run.json, a .jsonl of verl's file logger, TensorBoard event files, "
@@ -31,12 +31,12 @@ _LOOKED_FOR = (
 def read_run(path: str | Path) -> RunData:
     """Reads a run from a folder, or from one file of it.
 
-    Of several sources in one folder the first of these counts: nereus's own record, verl's file logger, TensorBoard,
-    console logs. `RunData.source` says which it was, and the warnings name what was left aside.
+    Of several sources in one folder the first of these counts: nereus's own record, verl's file logger,
+    TensorBoard, console logs. `RunData.source` says which it was.
 
     Raises:
-        NereusError: there is no such path, nothing in it is the record of a run, it holds several runs, or the
-            only record needs a package that is not installed.
+        NereusError: there is no such path, nothing in it is the record of a run, it holds several runs, or
+            the only record needs a package that is not installed.
         OSError: a file cannot be opened.
     """
     path = Path(path)
@@ -53,14 +53,10 @@ def read_run(path: str | Path) -> RunData:
     if not found.merged.by_step:
         if info is None:
             raise _nothing(path, "; ".join(found.warnings) or _listing(files))
-        warnings.append(
-            "No step was recorded: the run stopped before its first step ended, or it is still in it."
-        )
+        warnings.append("No step was recorded: the run stopped before its first step ended, or it is still in it.")
     if found.merged.superseded:
         at = ", ".join(map(str, found.merged.resumed_at))
-        warnings.append(
-            f"The run was resumed at step {at}; {found.merged.superseded} superseded records are left out."
-        )
+        warnings.append(f"The run was resumed at step {at}; {found.merged.superseded} superseded records are left out.")
     return RunData(
         path=path,
         source=source,
@@ -98,9 +94,7 @@ def _first(path: Path, folder: Path | None, files: list[Path], warnings: list[st
         if len(candidates) > 1:
             raise _several(path, candidates, source)
         for candidate in candidates:
-            logged = (
-                read_file_logger(candidate) if source == "verl file logger" else read_tensorboard(candidate)
-            )
+            logged = read_file_logger(candidate) if source == "verl file logger" else read_tensorboard(candidate)
             if logged:
                 return source, logged
             warnings.append(f"{candidate.name} holds no step of a run.")
@@ -148,9 +142,7 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
 def _listing(files: list[Path]) -> str:
     names = [file.name for file in files[:8]]
     return (
-        (", ".join(names) + (f" and {len(files) - 8} more" if len(files) > 8 else ""))
-        if names
-        else "an empty folder"
+        (", ".join(names) + (f" and {len(files) - 8} more" if len(files) > 8 else "")) if names else "an empty folder"
     )
 
 

@@ -1,8 +1,8 @@
 """The lines of `metrics.jsonl`: how a record becomes a line, and how lines become one record a step.
 
-A line is one JSON object with `step`. JSON has no NaN, so a value that is not finite is written as null and named in
-`non_finite` as `name=nan`, `name=inf` or `name=-inf`. A line with `resumed_at` instead of `step` says that the run
-went back to that step: earlier records from it on are superseded.
+A line is one JSON object with `step`. JSON has no NaN, so a value that is not finite is written as null and
+named in `non_finite` as `name=nan`, `name=inf` or `name=-inf`. A line with `resumed_at` instead of `step`
+says that the run went back to that step: earlier records from it on are superseded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def to_line(record: Mapping[str, object]) -> str:
     """One record as one line of JSON, without the line end.
 
     Raises:
-        NereusError: `step` is missing or no whole number, a reserved name is used, or a value is neither a number,
-            a string nor None.
+        NereusError: `step` is missing or no whole number, a reserved name is used, or a value is neither a
+            number, a string nor None.
     """
     step = record.get("step")
     if isinstance(step, bool) or not isinstance(number(step), int):
@@ -85,8 +85,8 @@ class Merged:
     def add(self, record: Mapping[str, Value]) -> None:
         """Takes a record; of two for the same step the later value of each metric counts.
 
-        Metric by metric, because verl logs the validation before training under the step it resumes from, and that
-        must not hide what was recorded when that step was trained.
+        Metric by metric, because verl logs the validation before training under the step it resumes from, and
+        that must not hide what was recorded when that step was trained.
         """
         known = self.by_step.setdefault(step_of(record), {})
         known.update({key: value for key, value in record.items() if value is not None or key not in known})
@@ -108,16 +108,14 @@ def parse(line: bytes) -> dict[str, Value]:
     which = data.get(RESUMED_AT, data.get("step"))
     if isinstance(which, bool) or not isinstance(which, int):
         raise ValueError("no step")
-    return {
-        key: value for key, value in data.items() if value is None or isinstance(value, (int, float, str))
-    }
+    return {key: value for key, value in data.items() if value is None or isinstance(value, (int, float, str))}
 
 
 def merge(lines: Iterable[bytes]) -> tuple[Merged, list[int]]:
     """Reads the lines of a `metrics.jsonl` in order.
 
     Returns:
-        What remains of them, and the numbers (from 1) of the lines that are no records, blank ones not counted.
+        What remains of them, and the numbers (from 1) of the lines that are neither records nor blank.
     """
     merged, unreadable = Merged(), []
     for index, line in enumerate(lines, start=1):

@@ -1,7 +1,7 @@
 """The sections of a report, one function each: a page in, its HTML out.
 
-A feature that has something of its own to show writes one more function of this shape and adds it to `SECTIONS`, or
-passes it to `build_report`.
+A feature that has something of its own to show writes one more function of this shape and adds it to
+`SECTIONS`, or passes it to `build_report`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ Section = Callable[[Page], str]
 
 def section(name: str, heading: str, body: str) -> str:
     """A section with a heading that links can point to; `heading` is text, `body` is HTML."""
-    return f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{escape(heading)}</h2>\n{body}\n</section>'
+    title = f'<h2 id="{name}-h">{escape(heading)}</h2>'
+    return f'<section id="{name}" aria-labelledby="{name}-h">{title}\n{body}\n</section>'
 
 
 def header(page: Page) -> str:
@@ -84,9 +85,9 @@ def key_numbers(page: Page) -> str:
 
 
 def _card(card: Card) -> str:
-    kind = " ".join(name for name, on in (("alert", card.alert), ("missing", card.missing)) if on)
+    kind = "missing" if card.missing else "alert" if card.alert else "plain"
     return (
-        f'<li{f" class={chr(34)}{kind}{chr(34)}" if kind else ""}><p class="label">{escape(card.label)}</p>'
+        f'<li class="{kind}"><p class="label">{escape(card.label)}</p>'
         f'<p class="value">{escape(card.value)}</p><p class="context">{escape(card.context)}</p></li>'
     )
 
@@ -95,15 +96,14 @@ def curves(page: Page) -> str:
     """The reward large, the other figures in a grid, or the notice that there are none."""
     if page.no_plots:
         notice = (
-            '<div class="box notice" role="note"><h3>Figures are missing</h3><p>matplotlib could not be imported '
+            '<div class="box notice" role="note"><h3>Figures are missing</h3>'
+            "<p>matplotlib could not be imported "
             f"({escape(page.no_plots)}). To have them: "
             "<code>pip install &quot;verl-nereus[plots]&quot;</code>, then build the report again.</p></div>"
         )
         return section("curves", "Curves", notice)
     lead = "".join(_figure(figure, "plot lead") for figure in page.figures if figure.name == "reward")
-    rest = "\n".join(
-        _figure(figure, f"plot span-{figure.span}") for figure in page.figures if figure.name != "reward"
-    )
+    rest = "\n".join(_figure(figure, f"plot span-{figure.span}") for figure in page.figures if figure.name != "reward")
     body = lead + (f'\n<div class="plots">{rest}</div>' if rest else "")
     return section("curves", "Curves", body or '<p class="box">No step recorded, so nothing to draw.</p>')
 
@@ -123,16 +123,13 @@ def active_where(page: Page) -> str:
     """Which feature is on, and which process said so, with every difference between them marked."""
     info = page.run.info
     if info is None:
-        body = '<p class="box">This run has no run.json: it was made without nereus, so no process reported in.</p>'
+        body = '<p class="box">No run.json: this run was made without nereus, and no process reported in.</p>'
         return section("active", "Active where", body)
     chips = "".join(
-        f"<li{'' if state != 'off' else chr(32) + 'class=' + chr(34) + 'off' + chr(34)}><b>{escape(name)}</b> "
-        f"{escape(str(state))}</li>"
+        f'<li class="{"off" if state == "off" else "on"}"><b>{escape(name)}</b> {escape(str(state))}</li>'
         for name, state in info.features.items()
     )
-    body = (
-        f'<ul class="chips" aria-label="Features">{chips}</ul>' if chips else "<p>No feature was listed.</p>"
-    )
+    body = f'<ul class="chips" aria-label="Features">{chips}</ul>' if chips else "<p>No feature was listed.</p>"
     if info.processes:
         table = _process_table(info.processes)
     else:
@@ -150,14 +147,13 @@ def _process_table(processes: Sequence[ProcessReport]) -> str:
         groups.setdefault(row if alone else str([process.get(field) for field in fields]), []).append(row)
     rows = "\n".join(_process_row(processes, rows, wrong) for rows in groups.values())
     count = len(processes)
-    said = f"{count} process{'' if count == 1 else 'es'} reported at the start; {len(marked) or 'none'} of them differ"
+    said = f"{count} process{'' if count == 1 else 'es'} reported at the start"
+    said += f"; differing: {len(marked) or 'none'}."
     heads = ("Process", "Role", "Where", "Version", "Manifest", "Features", "Patches")
-    return _table(said + ("s." if len(marked) == 1 else "."), heads, rows)
+    return _table(said, heads, rows)
 
 
-def _process_row(
-    processes: Sequence[ProcessReport], rows: list[int], wrong: dict[tuple[int, str], str]
-) -> str:
+def _process_row(processes: Sequence[ProcessReport], rows: list[int], wrong: dict[tuple[int, str], str]) -> str:
     row, process = rows[0], processes[rows[0]]
     name = str(process.get("process", f"process {row}"))
     where = str(process.get("host", ""))
@@ -189,7 +185,8 @@ def _cell(content: str, why: str | None) -> str:
 def _table(caption: str, heads: Sequence[str], rows: str) -> str:
     top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
     return (
-        f'<div class="box scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table class="of-{len(heads)}">'
+        f'<div class="box scroll" role="region" tabindex="0" aria-label="{escape(caption)}">'
+        f'<table class="of-{len(heads)}">'
         f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
@@ -203,9 +200,7 @@ def versions(page: Page) -> str:
         f'<tr><th scope="row">{escape(name)}</th><td class="number">{escape(str(version))}</td></tr>'
         for name, version in found.items()
     )
-    return section(
-        "versions", "Versions", _table("Package versions of this run.", ("Package", "Version"), rows)
-    )
+    return section("versions", "Versions", _table("Package versions of this run.", ("Package", "Version"), rows))
 
 
 def command(page: Page) -> str:
@@ -273,7 +268,8 @@ def last_step(page: Page) -> str:
 def _metric(key: str, value: Value) -> str:
     meaning = escape(names.MEANINGS.get(key, ""))
     shown = escape("none" if value is None else str(value))
-    return f'<tr><th class="name" scope="row">{escape(key)}</th><td class="number">{shown}</td><td>{meaning}</td></tr>'
+    cells = f'<td class="number">{shown}</td><td>{meaning}</td>'
+    return f'<tr><th class="name" scope="row">{escape(key)}</th>{cells}</tr>'
 
 
 SECTIONS: tuple[Section, ...] = (

@@ -36,7 +36,7 @@ class Breakdown:
 def breakdown(run: RunData) -> Breakdown:
     """Splits `timing_s/step` into its phases; `other` is what no timer covers, never below zero.
 
-    At most eight phases are told apart: the longest ones. The rest of the phases are added up as `smaller phases`.
+    At most eight phases are told apart: the longest ones. The rest are added up as `smaller phases`.
     """
     keys = names.phases(run.keys)
     rows: list[tuple[int, float, dict[str, float]]] = []
@@ -45,9 +45,7 @@ def breakdown(run: RunData) -> Breakdown:
         if whole is None or not math.isfinite(whole):
             continue
         values = {key: names.number(record.get(key)) or 0.0 for key in keys}
-        rows.append(
-            (step, whole, {key: value if math.isfinite(value) else 0.0 for key, value in values.items()})
-        )
+        rows.append((step, whole, {key: value if math.isfinite(value) else 0.0 for key, value in values.items()}))
     totals = {key: sum(values[key] for _, _, values in rows) for key in keys}
     largest = sorted(keys, key=lambda key: -totals[key])[: len(PHASE_COLOURS)]
     shown = [key for key in keys if key in largest and totals[key] > 0]
@@ -60,16 +58,13 @@ def breakdown(run: RunData) -> Breakdown:
     chunks = range(0, len(rows), bucket)
     return Breakdown(
         [statistics.fmean(step for step, _, _ in rows[i : i + bucket]) for i in chunks],
-        {
-            name: [statistics.fmean(seconds[i : i + bucket]) for i in chunks]
-            for name, seconds in parts.items()
-        },
+        {name: [statistics.fmean(seconds[i : i + bucket]) for i in chunks] for name, seconds in parts.items()},
         bucket,
     )
 
 
 def ceiling(totals: list[float]) -> float | None:
-    """Where to cut the y axis when a few bars (a first step that compiles) would flatten all others; else None."""
+    """Where to cut the y axis when a few bars (a compiling first step) would flatten the others, or None."""
     usual = 4 * statistics.median(totals)
     tall = [total for total in totals if total > usual]
     if not tall or usual == 0 or len(tall) > max(1, len(totals) // 20):
@@ -85,9 +80,7 @@ def draw_step_time(container: FigureBase, run: RunData, theme: Theme, wide: bool
     base = [0.0] * len(data.steps)
     totals = data.totals
     whole = sum(totals) or 1.0
-    colours = dict(
-        zip((n for n in data.parts if n not in ("other", "smaller phases")), PHASE_COLOURS, strict=False)
-    )
+    colours = dict(zip((n for n in data.parts if n not in ("other", "smaller phases")), PHASE_COLOURS, strict=False))
     gap = data.steps[1] - data.steps[0] if len(data.steps) > 1 else 1.0
     for name, seconds in data.parts.items():
         share = sum(seconds) / whole

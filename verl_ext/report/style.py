@@ -5,11 +5,11 @@ from __future__ import annotations
 from verl_ext.report.theme import css_variables
 
 STYLE = (
-    ":root{color-scheme:light dark;--font:system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif;"
-    "--mono:ui-monospace,SFMono-Regular,Menlo,Consolas,'Liberation Mono',monospace;--page:#f4f6f8;--soft:#eef1f4;"
-    "--tint:#fdecea;--shadow:0 1px 2px rgba(20,28,36,.06),0 1px 8px rgba(20,28,36,.04);"
-    + css_variables(dark=False)
-    + "}"
+    ":root{color-scheme:light dark;"
+    "--font:system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif;"
+    "--mono:ui-monospace,SFMono-Regular,Menlo,Consolas,'Liberation Mono',monospace;"
+    "--page:#f4f6f8;--soft:#eef1f4;--tint:#fdecea;"
+    "--shadow:0 1px 2px rgba(20,28,36,.06),0 1px 8px rgba(20,28,36,.04);" + css_variables(dark=False) + "}"
     "@media (prefers-color-scheme: dark){:root{--page:#0d1014;--soft:#20262e;--tint:#3a1f1f;--shadow:none;"
     + css_variables(dark=True)
     + "}}"
@@ -25,13 +25,17 @@ h3{font-size:15px;font-weight:650}
 a{color:var(--blue)}
 .eyebrow{color:var(--muted);font-size:13px;font-weight:600;letter-spacing:.06em;text-transform:uppercase}
 .verdict{font-size:clamp(17px,2.2vw,21px);margin-top:10px;overflow-wrap:anywhere}
-.meta{color:var(--muted);font-size:14px;margin-top:10px;display:flex;flex-wrap:wrap;gap:4px 18px;align-items:center}
+.meta{color:var(--muted);font-size:14px;margin-top:10px;
+display:flex;flex-wrap:wrap;gap:4px 18px;align-items:center}
 .meta .flag{color:var(--alert);font-weight:600}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:12px;margin:26px 0 0;padding:0;list-style:none}
-.box,.plot,.cards li{background:var(--card);border:1px solid var(--grid);border-radius:12px;box-shadow:var(--shadow)}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(170px,1fr));gap:12px;
+margin:26px 0 0;padding:0;list-style:none}
+.box,.plot,.cards li{background:var(--card);border:1px solid var(--grid);
+border-radius:12px;box-shadow:var(--shadow)}
 .cards li{padding:14px 16px 13px}
 .cards .label{color:var(--muted);font-size:13px;line-height:1.3}
-.cards .value{font-size:27px;font-weight:650;letter-spacing:-.02em;line-height:1.3;font-variant-numeric:tabular-nums}
+.cards .value{font-size:27px;font-weight:650;letter-spacing:-.02em;line-height:1.3;
+font-variant-numeric:tabular-nums}
 .cards .context{color:var(--muted);font-size:13px;line-height:1.35}
 .cards .alert{border-color:var(--alert)}
 .cards .alert .value{color:var(--alert)}
@@ -80,7 +84,10 @@ pre code{user-select:all;-webkit-user-select:all}
 .box ul+h3{margin-top:16px}
 details summary{cursor:pointer;font-weight:600;padding:2px 0}
 footer{color:var(--muted);font-size:13px;margin-top:40px}
-@media (max-width:1000px){.plots{grid-template-columns:repeat(2,minmax(0,1fr))}.plots .span-2{grid-column:1/-1}}
+@media (max-width:1000px){
+.plots{grid-template-columns:repeat(2,minmax(0,1fr))}
+.plots .span-2{grid-column:1/-1}
+}
 @media (max-width:720px){
 main{padding:20px 14px 48px}
 .plots{grid-template-columns:minmax(0,1fr)}
@@ -100,6 +107,10 @@ body{font-size:12px}
 main{max-width:none;padding:0}
 .plot,.cards li,.box,tr{break-inside:avoid}
 h2{break-after:avoid}
+.scroll{overflow:visible}
+.of-7,.of-3{min-width:0}
+.of-7 td,.of-7 th,td.number{white-space:normal;overflow-wrap:anywhere}
+.of-7 .chips{flex-wrap:wrap}
 pre{white-space:pre-wrap;overflow-wrap:anywhere}
 }
 """

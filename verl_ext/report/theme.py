@@ -1,7 +1,8 @@
 """Colours of the figures, and the step from matplotlib's SVG to one that follows the page it stands in.
 
-Each role has a light and a dark colour of about the same strength (after Okabe and Ito, who chose theirs to be told
-apart by colour-blind readers). In a page a figure names roles as CSS variables, so that one SVG serves both modes.
+Each role has a light and a dark colour of about the same strength (after Okabe and Ito, who chose theirs to
+be told apart by colour-blind readers). In a page a figure names roles as CSS variables, so that one SVG
+serves both modes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def css_variables(dark: bool) -> str:
 
 
 def adapt(svg: str, name: str, label: str) -> str:
-    """Makes matplotlib's SVG fit to stand inside a page: colours as CSS variables, its own ids, no fixed size.
+    """Makes matplotlib's SVG fit to stand inside a page: colours as CSS variables, own ids, no fixed size.
 
     Args:
         svg: what matplotlib wrote with the colours of `PAGE`.
@@ -75,5 +76,7 @@ def adapt(svg: str, name: str, label: str) -> str:
     svg = re.sub(r"url\(#", f"url(#{name}-", svg)
     for role, sentinel in _SENTINELS.items():
         svg = svg.replace(sentinel, f"var(--{role})")
+    # The first is how matplotlib writes a font since 3.10, the second how it did before.
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--font)", svg)
     svg = re.sub(r"font: ((?:\w+ )*?[\d.]+px) [^;\"]*", r"font: \1 var(--font)", svg)
     return re.sub(r"\n\s*", "\n", svg).strip()

@@ -15,7 +15,7 @@ from typing import Any
 
 from verl_ext.errors import NereusError
 from verl_ext.report.model import Value
-from verl_ext.report.names import is_validation_only, number, summarise
+from verl_ext.report.names import SUMMARY_KEYS, is_validation_only, number, summarise
 from verl_ext.report.records import Merged
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -35,9 +35,15 @@ class Found:
     warnings: list[str] = field(default_factory=list)
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Takes what verl logged at a step; a step before the last one means that the run was resumed there."""
+        """Takes what verl logged at a step; a metric logged twice for a step means the run went back to it.
+
+        Metrics that are new for the step join those it has: verl's asynchronous trainers log from several
+        processes, and every trainer logs a validation on its own before the first step.
+        """
         record: dict[str, Value] = {**summarise(step, metrics)}
-        if self.merged.by_step and step <= max(self.merged.by_step) and not is_validation_only(record):
+        known = self.merged.by_step.get(step, {})
+        again = any(known.get(key) is not None for key in record if key not in SUMMARY_KEYS)
+        if again and not is_validation_only(record):
             self.merged.resume(step)
         self.merged.add(record)
 
@@ -45,8 +51,8 @@ class Found:
 def read_console(files: Iterable[Path]) -> Found | None:
     """Reads the `step:N - key:value - ...` lines of console logs, oldest file first; None if there are none.
 
-    Ray's coloured prefixes, timestamps and NumPy's way to print numbers are understood. A value that is not, and the
-    last value of a file that ends within a line, are left out and named in the warnings.
+    Ray's coloured prefixes, timestamps and NumPy's way to print numbers are understood. A value that is not,
+    and the last value of a file that ends within a line, are left out and named in the warnings.
     """
     found = Found([])
     for path in sorted(files, key=lambda file: (file.stat().st_mtime, file.name)):
@@ -88,7 +94,7 @@ def parse_console_line(line: str) -> tuple[int, dict[str, float], list[str]] | N
     for piece in plain[match.end() :].split(" - "):
         held = f"{held} - {piece}" if held else piece
         if ":" not in piece:
-            # A metric may carry " - " in its name (a data source can be called anything): its value is still to come.
+            # A name may hold " - ", as a data source can be called anything: the value follows.
             continue
         key, _, text = held.rpartition(":")
         value = _value(text.strip())
@@ -117,7 +123,7 @@ def _value(text: str) -> float | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, bool]]:
-    """Lines of a log and whether each has a line end; progress bars rewrite their line with a carriage return."""
+    """Lines of a log and whether each has an end; progress bars rewrite theirs with a carriage return."""
     with path.open("rb") as file:
         for raw in file:
             complete = raw.endswith(b"\n")

@@ -1,4 +1,4 @@
-"""The run record, written by the driver while the run goes on: `run.json`, `command.txt` and `metrics.jsonl`."""
+"""The run record, written by the driver while the run goes on: run.json, command.txt, metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class RunWriter:
     """Writes the record of one run into a folder; one writer at a time.
 
     A folder that already has records is that of a resumed run: the first record of a training step, or
-    `resumed_at` where it is given, supersedes what was recorded from that step on. Nothing already written is changed.
+    `resumed_at` where it is given, supersedes what was recorded from that step on. Nothing already written is
+    changed.
 
     Args:
         run_dir: the folder; made if it does not exist.

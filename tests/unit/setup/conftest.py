@@ -10,10 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 
-TOOLS = (
-    "awk bash cat chmod cut date df dirname du env find flock grep head ls make mkdir mktemp mv rm sed sh sha256sum "
-    "sleep sort tail timeout tr uname"
-).split()
+TOOLS = """
+awk bash cat chmod cut date df dirname du env find flock grep head ls make mkdir mktemp mv rm sed sh sha256sum sleep
+sort tail timeout tr uname
+"""
 
 # What the real distributions leave behind, as far as set-up looks at it.
 FAKE_UV = r"""
@@ -40,7 +40,7 @@ mkdir -p "$site/vllm/platforms"
 echo 'class CpuPlatform: import_kernels = staticmethod(lambda: None)' >"$site/vllm/platforms/cpu.py"
 echo 'class ops:
     class _C: silu_and_mul = None' >"$site/torch/__init__.py"
-[ "$next" != broken ] || echo 'raise OSError("libc10.so: undefined symbol")' >"$site/torch/__init__.py"
+[ "$next" != broken ] || echo 'raise OSError("no libc10.so")' >"$site/torch/__init__.py"
 echo "$PWD" >"$site/nereus.pth"
 for name in nereus pytest; do
   printf '#!/bin/sh\nfor argument in "$@"; do printf "%%s\\n" "$argument"; done\n' >"$venv/bin/$name"
@@ -83,25 +83,40 @@ class Machine:
         return [line for line in calls.read_text().splitlines() if line.startswith("pip ")] if calls.exists() else []
 
     def run(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        environment = {"HOME": str(self.home), "PATH": str(self.bin), **environment}
+        environment = {"HOME": str(self.home), "PATH": str(self.bin), "TMPDIR": str(self.home), **environment}
         return subprocess.run(command, cwd=self.repo, env=environment, capture_output=True, text=True, timeout=120)
 
     def setup(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return self.run("bash", "scripts/setup.sh", *arguments, **environment)
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+@pytest.fixture(scope="session")
+def make_machine():
     if sys.version_info[:2] != (3, 12):
         pytest.skip("the tests of set-up lend their own Python 3.12 to the machine in a folder")
-    made = Machine(home=tmp_path / "home", repo=tmp_path / "the repo", bin=tmp_path / "bin")
-    for folder in (made.home, made.bin, made.repo / "scripts", made.repo / "verl_ext"):
-        folder.mkdir(parents=True)
-    for name in TOOLS:
-        if found := shutil.which(name):  # flock and timeout are not everywhere, and set-up does without
-            (made.bin / name).symlink_to(found)
-    made.script("cc", "exit 0")
-    for path in ("scripts/setup.sh", "scripts/check_imports.py", "pyproject.toml", "Makefile", "verl_ext/__init__.py"):
-        shutil.copy(ROOT / path, made.repo / path)
-    shutil.copytree(ROOT / "constraints", made.repo / "constraints")
-    return made
+
+    def make(folder: Path) -> Machine:
+        made = Machine(home=folder / "home", repo=folder / "the repo", bin=folder / "bin")
+        for path in (made.home, made.bin, made.repo / "scripts", made.repo / "verl_ext"):
+            path.mkdir(parents=True)
+        for name in TOOLS.split():
+            if found := shutil.which(name):  # flock and timeout are not everywhere, and set-up does without
+                (made.bin / name).symlink_to(found)
+        made.script("cc", "exit 0")
+        for file in (
+            "scripts/setup.sh",
+            "scripts/check_imports.py",
+            "pyproject.toml",
+            "Makefile",
+            "verl_ext/__init__.py",
+        ):
+            shutil.copy(ROOT / file, made.repo / file)
+        shutil.copytree(ROOT / "constraints", made.repo / "constraints")
+        return made
+
+    return make
+
+
+@pytest.fixture
+def machine(make_machine, tmp_path: Path) -> Machine:
+    return make_machine(tmp_path)

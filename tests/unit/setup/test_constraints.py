@@ -1,13 +1,13 @@
 """The pins: everything is pinned, and nothing but names and versions is in these files."""
 
 import re
-import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+tomllib = pytest.importorskip("tomllib")  # Python 3.11
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "constraints").glob("*.txt"))
 
@@ -27,7 +27,9 @@ def test_only_exact_versions_and_no_addresses(file):
 def test_every_requirement_of_the_extras_is_pinned_within_its_range():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    requirements = [Requirement(text) for text in project["dependencies"] + extras["cpu"] + extras["dev"] + extras["plots"]]
+    requirements = [
+        Requirement(text) for text in project["dependencies"] + extras["cpu"] + extras["dev"] + extras["plots"]
+    ]
     pinned = pins("cpu.txt")
     for requirement in requirements:
         name = canonicalize_name(requirement.name)

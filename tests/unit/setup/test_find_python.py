@@ -62,7 +62,9 @@ def test_prefers_a_python_with_headers_and_takes_one_without_in_need(machine, fo
     assert found() == "with headers"
 
 
-@pytest.mark.parametrize("where", [".pyenv/versions/3.12.1/bin/python", ".local/share/uv/python/cpython-3.12.7/bin/python3.12"])
+@pytest.mark.parametrize(
+    "where", [".pyenv/versions/3.12.1/bin/python", ".local/share/uv/python/cpython-3.12.7/bin/python3.12"]
+)
 def test_finds_what_a_version_manager_has_installed_but_not_chosen(machine, found, where):
     machine.script("python3.12", NOT_INSTALLED)
     pretend_to_be(machine, machine.home / where, "installed")
@@ -77,7 +79,9 @@ def test_asks_pyenv_for_its_root(machine, found):
 
 def test_asks_uv(machine, found):
     machine.uv()
-    (machine.home / "uv-python").write_text(str(pretend_to_be(machine, machine.home / "somewhere/python3.12", "from uv")))
+    (machine.home / "uv-python").write_text(
+        str(pretend_to_be(machine, machine.home / "somewhere/python3.12", "from uv"))
+    )
     assert found() == "from uv"
 
 
@@ -88,6 +92,8 @@ def test_the_variable_and_the_option_come_first(machine, found):
     assert found(NEREUS_PYTHON=str(variable)) == "variable"
     assert found("--python", str(option), NEREUS_PYTHON=str(variable)) == "option"
     assert found(f"--python={option}") == "option"
+    assert found("--python", "../home/option") == "option"
+    assert found("--python", "python3.12") == machine.real_python
 
 
 def test_a_named_python_that_does_not_do_is_refused_even_when_there_is_another(machine):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
 
-from verl_ext.integrations.cpu.prefork import client
+from verl_ext.integrations.cpu.prefork import client, run
 
 # In the order that lets the longest imports run first. Everything a demo process needs that is safe to share: none of
 # these starts a thread or touches a device.
@@ -27,6 +29,13 @@ MODULES = (
     "vllm.v1.worker.cpu_worker",
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
 )
+
+# pyarrow's allocator would start a thread of its own when it is loaded.
+_SINGLE_THREADED = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+# Ray reads these when its library is loaded, before it can know for which worker. The driver that starts a cluster is
+# its first job; a fork for another job becomes a real interpreter (see `run.Job`).
+_FIRST_JOB = "01000000"
+_BACKLOG = 128
 
 
 class Prefork:
@@ -46,15 +55,28 @@ class Prefork:
         arguments = [sys.executable, "-I", "-S", client.__file__, str(address), sys.executable]
         self.python.write_text(f'#!/bin/sh\nexec {shlex.join(arguments)} "$@"\n')
         self.python.chmod(0o700)
+        # Bound here, so that a process started at once already finds it and waits for the imports in its backlog.
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(address))
+        address.chmod(0o600)
+        listener.listen(_BACKLOG)
         self._log = log.open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.server", str(address), *modules],
+            [sys.executable, "-m", f"{__package__}.server", str(listener.fileno()), *modules],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env=env,
+            env={
+                **(os.environ if env is None else env),
+                **_SINGLE_THREADED,
+                run.RAY_JOB: _FIRST_JOB,
+                # Ray's workers end when this process does. It outlives their raylet, whose end they see by its socket.
+                "RAY_RAYLET_PID": str(os.getpid()),
+            },
+            pass_fds=[listener.fileno()],
             start_new_session=True,
         )
+        listener.close()
 
     def alive(self) -> bool:
         return self._process.poll() is None

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 # interpreter by exec, which is slower and always right.
 _HARMLESS = {"-u", "-B", "-s"}
 
+RAY_JOB = "RAY_JOB_ID"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -38,6 +40,7 @@ class Job:
 
     def run(self) -> None:
         """Install descriptors, environment and signals, then execute. Returns or raises as the program does."""
+        loaded_for = os.environ.get(RAY_JOB)
         install_descriptors(self.fds, list(self.received_fds))
         os.environ.clear()
         os.environ.update(self.env)
@@ -46,6 +49,8 @@ class Job:
         for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
             signal.signal(signum, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.env.get(RAY_JOB, loaded_for) != loaded_for:
+            os.execv(sys.executable, [sys.executable, *self.argv])
         refresh_process_state()
         execute(list(self.argv))
 
@@ -76,6 +81,10 @@ def refresh_process_state() -> None:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if torch is not None and threads.isdigit() and torch.get_num_threads() != int(threads):
         torch.set_num_threads(int(threads))
+    raylet = sys.modules.get("ray._raylet")
+    if raylet is not None:
+        # Ray reads its RAY_* variables (token authentication among them) once, when it is loaded.
+        raylet.Config.initialize("")
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=unbuffered)

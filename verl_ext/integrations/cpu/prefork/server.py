@@ -1,6 +1,6 @@
 """The prefork server: imports the stack once, then forks a copy of itself for every process that is asked for.
 
-    python -m verl_ext.integrations.cpu.prefork.server SOCKET MODULE [MODULE ...]
+    python -m verl_ext.integrations.cpu.prefork.server LISTENING_FD MODULE [MODULE ...]
 
 Control law: one thread, one selector. A request becomes a fork; a client that hangs up gets its fork killed; a fork
 that ends gets its status reported; when the owner (standard input) closes, every fork is killed and the server ends.
@@ -22,12 +22,10 @@ import struct
 import sys
 import threading
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from verl_ext.integrations import doors
 from verl_ext.integrations.cpu.prefork.client import MAX_FDS
 from verl_ext.integrations.cpu.prefork.run import Job
-
-BACKLOG = 128
 
 
 @dataclass
@@ -125,9 +123,9 @@ class Server:
         return None
 
     def forget(self, connection: _Connection) -> None:
-        with contextlib.suppress(KeyError):
+        if connection.socket.fileno() != -1:  # a hang-up and the end of its fork may come in either order
             self.selector.unregister(connection.socket)
-        connection.close()
+            connection.close()
 
     def reap(self) -> None:
         while True:
@@ -155,16 +153,9 @@ class Server:
         self.selector.close()
 
 
-def listen(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    path.chmod(0o600)
-    listener.listen(BACKLOG)
-    return listener
-
-
-def main(path: str, modules: list[str]) -> None:
-    listener = listen(Path(path))
+def main(listener_fd: int, modules: list[str]) -> None:
+    listener = socket.socket(fileno=listener_fd)
+    doors.open_cpu_platform()
     for module in modules:
         importlib.import_module(module)
     if threading.active_count() > 1:
@@ -174,11 +165,9 @@ def main(path: str, modules: list[str]) -> None:
     gc.collect()
     gc.freeze()
     job = Server(listener, owner_fd=sys.stdin.fileno()).serve()
-    if job is None:
-        Path(path).unlink(missing_ok=True)
-        return
-    job.run()
+    if job is not None:
+        job.run()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2:])
