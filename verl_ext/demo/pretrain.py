@@ -57,14 +57,14 @@ class PretrainPlan:
         balance: weight of the router's load-balancing loss, so that no expert is left idle.
     """
 
-    confidence: float = 0.2
+    confidence: float = 0.22
     batch: int = 32
     lr: float = 4e-3
     warmup: int = 30
     gate: float = 0.985
     gate_window: int = 12
-    max_clean: int = 600
-    soften: int = 100
+    max_clean: int = 500
+    soften: int = 150
     balance: float = 0.02
 
 

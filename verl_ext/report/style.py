@@ -56,7 +56,7 @@ font-variant-numeric:tabular-nums}
 table{border-collapse:collapse;width:100%;font-size:14px}
 .of-2{width:auto;min-width:min(420px,100%)}
 .of-7{min-width:920px}
-.of-3{min-width:520px}
+.of-3{min-width:760px}
 .of-7 td,.of-7 th{white-space:nowrap}
 .of-7 .chips{flex-wrap:nowrap}
 .differs .why{white-space:normal;min-width:170px}
@@ -109,8 +109,12 @@ main{max-width:none;padding:0}
 h2{break-after:avoid}
 .scroll{overflow:visible}
 .of-7,.of-3{min-width:0}
-.of-7 td,.of-7 th,td.number{white-space:normal;overflow-wrap:anywhere}
+table{font-size:10px}
+th,td{padding-right:8px}
+.of-7 td,.of-7 th{white-space:normal}
 .of-7 .chips{flex-wrap:wrap}
+.of-7 .chips li,code,th.name,td.number{font-size:10px}
+.differs .why{min-width:0;font-size:9px}
 pre{white-space:pre-wrap;overflow-wrap:anywhere}
 }
 """

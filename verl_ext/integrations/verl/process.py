@@ -12,18 +12,24 @@ import json
 import multiprocessing
 import os
 import socket
+import uuid
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from verl_ext import __version__
-from verl_ext.compat.patch import MANIFEST
+from verl_ext.compat.patch import APPLIED, MANIFEST
 from verl_ext.compat.versions import installed
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
+from verl_ext.integrations.verl.patches import BoundedWeightSyncWait
 
 VARIABLE = "NEREUS_ACTIVATION"
 COMMAND_VARIABLE = "NEREUS_COMMAND"
+DRIVER_VARIABLE = "NEREUS_DRIVER"
 RAY_SETUP_HOOK = "verl_ext.integrations.verl.process.ray_setup_hook"
+
+# The names of features, as the report shows them.
+ROLL_CALL, BOUNDED_SYNC, CPU_PLATFORM, PREFORK = "roll call", "bounded weight sync", "cpu platform", "prefork start"
 
 
 @dataclass(frozen=True)
@@ -34,13 +40,13 @@ class Activation:
         options: all options, resolved.
         platform: verl's `trainer.device`, e.g. `cuda` or `cpu`.
         versions: what the driver has installed, to name the odd one out.
-        actor_strategy: verl's `actor.strategy`, e.g. `fsdp2`.
+        run: eight hex digits that no other run on this machine has.
     """
 
     options: NereusOptions
     platform: str
-    actor_strategy: str
     versions: dict[str, str] = field(default_factory=installed)
+    run: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -105,6 +111,17 @@ def ray_setup_hook() -> None:
         )
 
 
+def _features(activation: Activation) -> list[str]:
+    found = [ROLL_CALL]
+    if MANIFEST.states().get(BoundedWeightSyncWait.name) == APPLIED:
+        found.append(BOUNDED_SYNC)
+    if activation.platform == "cpu":
+        found.append(CPU_PLATFORM)
+    if activation.options.cpu.python:
+        found.append(PREFORK)
+    return found
+
+
 def report(process: str, role: str) -> dict[str, Any]:
     """What this process says of itself at the roll call. Plain values, so that any process can read it.
 
@@ -125,6 +142,7 @@ def report(process: str, role: str) -> dict[str, Any]:
         "versions": installed(),
         "patches": sorted(name for name, state in MANIFEST.states().items() if state == "applied"),
         "missing": MANIFEST.missing(role),
+        "features": _features(activation) if activation else [],
         "plugins_filter": os.environ.get("VLLM_PLUGINS", ""),
         "entry_point": any(point.name == "nereus" for point in importlib.metadata.entry_points(group="verl.plugins")),
     }

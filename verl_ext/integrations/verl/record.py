@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext import __version__
-from verl_ext.integrations.verl.process import COMMAND_VARIABLE, Activation
+from verl_ext.integrations.verl.process import (
+    BOUNDED_SYNC,
+    COMMAND_VARIABLE,
+    CPU_PLATFORM,
+    PREFORK,
+    ROLL_CALL,
+    Activation,
+)
 from verl_ext.report.model import ProcessReport, RunInfo
 from verl_ext.report.names import summarise
 from verl_ext.report.writer import RunWriter
@@ -39,15 +46,7 @@ class RunRecord:
             notes=_notes(activation),
         )
         self._writer.write_run(info)
-        patches = max(len(item["patches"]) for item in reports)
-        logger.warning(
-            "nereus %s active in %d processes: %s; up to %d patches a process, options %s",
-            __version__,
-            len(reports),
-            ", ".join(f"{name}={state}" for name, state in info.features.items()),
-            patches,
-            activation.options.digest(),
-        )
+        logger.warning("%s\n%s", banner(info, activation), table(reports))
         self._steps = 0
 
     def step(self, global_step: int, metrics: dict[str, Any]) -> None:
@@ -72,15 +71,33 @@ class RunRecord:
 def features(activation: Activation, config: Any) -> dict[str, str]:
     """What is on in this run, in the words of the report's table."""
     rollout = config.actor_rollout_ref.rollout
+    stall = activation.options.weight_sync.stall_timeout_s
     return {
-        "roll call": "on",
-        "bounded weight sync": f"on, {activation.options.weight_sync.stall_timeout_s:g} s"
-        if rollout.name == "vllm"
-        else f"off ({rollout.name} has none)",
+        ROLL_CALL: "on",
+        BOUNDED_SYNC: f"on, {stall:g} s" if rollout.name == "vllm" else "off",
+        CPU_PLATFORM: "on" if activation.platform == "cpu" else "off",
+        PREFORK: "on" if activation.options.cpu.python else "off",
         "router replay": activation.options.routing.mode,
-        "platform": activation.platform,
-        "prefork start": "on" if activation.options.cpu.python else "off",
     }
+
+
+def banner(info: RunInfo, activation: Activation) -> str:
+    """One line: the sign that nereus is on, and with what."""
+    active = ", ".join(f"{name} {state}" for name, state in info.features.items())
+    return (
+        f"nereus {__version__} active in all {len(info.processes)} processes, options {activation.options.digest()}: "
+        + active
+    )
+
+
+def table(reports: list[dict[str, Any]]) -> str:
+    """One line a process: what is active in it."""
+    width = max(len(item["process"]) for item in reports)
+    rows = []
+    for item in reports:
+        patches = ", ".join(item["patches"]) or "none"
+        rows.append(f"  {item['process']:{width}}  {item['host']}:{item['pid']}  patches: {patches}")
+    return "\n".join(rows)
 
 
 def _row(item: dict[str, Any]) -> ProcessReport:
@@ -92,7 +109,7 @@ def _row(item: dict[str, Any]) -> ProcessReport:
         version=item["version"],
         manifest_digest=item["manifest"],
         patches=item["patches"],
-        features=[],
+        features=item["features"],
     )
 
 

@@ -5,13 +5,15 @@ Asking is by handle, not by waiting for reports: a process without nereus cannot
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from typing import Any
 
 import ray
 
 from verl_ext.errors import NereusError
-from verl_ext.integrations.verl.process import report
+from verl_ext.integrations.verl.process import DRIVER_VARIABLE, report
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +43,12 @@ def _handles(trainer: Any) -> list[tuple[str, str, Any]]:
 
 
 def take(trainer: Any) -> list[dict[str, Any]]:
-    """Reports of the trainer, its Ray actors and the rollout engines' processes.
+    """Reports of the driver, the trainer, its Ray actors and the rollout engines' processes.
 
     Raises:
-        NereusError: one does not answer in time, is not active, or differs from the trainer.
+        NereusError: one does not answer in time, is not active, or differs from the driver.
     """
-    reports = [report("trainer", "trainer")]
+    reports = [json.loads(os.environ[DRIVER_VARIABLE]), report("trainer", "trainer")]
     questions: dict[Any, str] = {}
     for process, role, handle in _handles(trainer):
         questions[handle.__ray_call__.remote(_answer, process, role)] = process
@@ -71,7 +73,7 @@ def take(trainer: Any) -> list[dict[str, Any]]:
 
 
 def compare(reports: list[dict[str, Any]]) -> None:
-    """Raise NereusError at the first report that is inactive, incomplete or unlike the trainer's (the first one)."""
+    """Raise NereusError at the first report that is inactive, incomplete or unlike the driver's (the first one)."""
     reference = reports[0]
     for item in reports:
         if not item["active"]:

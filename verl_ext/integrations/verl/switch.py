@@ -19,7 +19,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_ext.compat import versions
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
-from verl_ext.integrations.verl.process import COMMAND_VARIABLE, RAY_SETUP_HOOK, VARIABLE, Activation, activate
+from verl_ext.integrations.verl.process import (
+    COMMAND_VARIABLE,
+    DRIVER_VARIABLE,
+    RAY_SETUP_HOOK,
+    VARIABLE,
+    Activation,
+    activate,
+    report,
+)
 from verl_ext.preflight import check
 
 # Left alone when the user has set them; read by vLLM's CPU build and by OpenMP in every process.
@@ -28,6 +36,8 @@ CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_MLA_DISABLE": "1",
+    # Eager mode compiles nothing, yet vLLM warms up the compiler for 15 s.
+    "TORCHDYNAMO_DISABLE": "1",
 }
 CPU_POLL_INTERVAL_S = 0.05
 
@@ -47,17 +57,18 @@ class Switch(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
-            activate(prepare(config, sys.argv))
+            activation = prepare(config)
+            activate(activation)
+            lower(config, activation, sys.argv)
         except NereusError as error:
             raise SystemExit(f"nereus refused to start\n{error}") from error
 
 
-def prepare(config: DictConfig, command: list[str]) -> Activation:
-    """Check the composed config and lower the options into it; the config is changed in place.
+def prepare(config: DictConfig) -> Activation:
+    """Check the composed config and make the activation of the run from it.
 
     Args:
-        config: verl's whole config with `nereus` in it.
-        command: the command line, for the report.
+        config: verl's whole config with `nereus` in it; not changed.
 
     Raises:
         NereusError: an option, a combination or a version that cannot be right.
@@ -74,13 +85,17 @@ def prepare(config: DictConfig, command: list[str]) -> Activation:
     platform = str(config.trainer.device)
     if platform == "cpu" and options.trainer.poll_interval_s is None:
         options.trainer.poll_interval_s = CPU_POLL_INTERVAL_S
-    activation = Activation(options, platform, str(config.actor_rollout_ref.actor.strategy))
-    lower(config, activation, command)
-    return activation
+    return Activation(options, platform)
 
 
 def lower(config: DictConfig, activation: Activation, command: list[str]) -> None:
-    """Write the activation into the parts of verl's config that reach the other processes."""
+    """Write the activation into the parts of verl's config that reach the other processes.
+
+    Args:
+        config: verl's whole config; changed in place.
+        activation: of this run, active in this process, which is the driver.
+        command: the command line, for the report.
+    """
     with open_dict(config):
         OmegaConf.update(config, "nereus", json.loads(activation.options.to_json()), force_add=True)
         config.actor_rollout_ref.nereus = config.nereus
@@ -102,6 +117,7 @@ def lower(config: DictConfig, activation: Activation, command: list[str]) -> Non
         runtime_env.worker_process_setup_hook = RAY_SETUP_HOOK
         variables[VARIABLE] = activation.to_json()
         variables[COMMAND_VARIABLE] = json.dumps(command)
+        variables[DRIVER_VARIABLE] = json.dumps(report("driver", "driver"))
         if activation.platform == "cpu":
             for name, value in CPU_ENVIRONMENT.items():
                 variables.setdefault(name, os.environ.get(name, value))

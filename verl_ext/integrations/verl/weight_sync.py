@@ -24,8 +24,25 @@ _LOOK_EVERY_MS = 200
 _receiver: contextvars.ContextVar[ray.ObjectRef | None] = contextvars.ContextVar("receiver", default=None)
 
 
+def socket_job(job: str) -> str:
+    """The Ray job id as it appears in the names of this run's weight sync sockets, on both sides."""
+    activation = active()
+    if activation is None:
+        raise RuntimeError("weight sync is set up in a process that is not part of a run")
+    return f"{job}-{activation.run}"
+
+
 class WatchedServerAdapter(ServerAdapter):  # type: ignore[misc]
-    """verl's vLLM adapter in the trainer's worker; remembers the future of the call that receives the weights."""
+    """verl's vLLM adapter in the trainer's worker.
+
+    It remembers the future of the call that receives the weights, and gives the socket a name of this run alone: verl
+    names it after the Ray job, and the first job of every local cluster has the same number.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        job = ray.get_runtime_context().get_job_id()
+        self.zmq_handle = self.zmq_handle.replace(job, socket_job(job), 1)
 
     async def _execute_method(self, method: str, non_block: bool = False, **kwargs: Any) -> Any:
         result = await super()._execute_method(method, non_block=non_block, **kwargs)

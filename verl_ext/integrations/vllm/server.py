@@ -10,9 +10,15 @@ import ray
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from verl_ext.integrations.verl.process import report
+from verl_ext.integrations.verl.weight_sync import socket_job
 
 
 class ReportingHttpServer(vLLMHttpServer):  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        # Read in the engine's workers, which are started later; see WatchedServerAdapter.
+        os.environ["VERL_RAY_JOB_ID"] = socket_job(os.environ["VERL_RAY_JOB_ID"])
+
     async def nereus_reports(self, process: str) -> list[dict[str, Any]]:
         """Reports of this actor, of the engine core and of every engine worker, for the roll call."""
         reports = [report(f"{process} server", "server")]

@@ -1,0 +1,112 @@
+"""What verl needs to hear to run on a CPU, and how a user's own model and data are put in the demo's place.
+
+The training itself is in `recipe.py`. These overrides are plain verl: they hold for any run with `trainer.device=cpu`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+# A user's model is no toy: a step that a real model survives, and room for a real answer.
+OWN_LR = 1e-6
+OWN_PROMPT_TOKENS = 512
+OWN_RESPONSE_TOKENS = 128
+OWN_PROMPTS = 4
+OWN_SAMPLES = 4
+
+
+def cpu_overrides(*, workers: int = 1, dtype: str = "float32", max_model_len: int, temp_dir: Path) -> list[str]:
+    """Overrides for `verl.trainer.main_ppo` on a machine without accelerators.
+
+    Args:
+        workers: FSDP ranks, and as many vLLM replicas.
+        dtype: of trainer and rollout, `float32` or `bfloat16`.
+        max_model_len: longest prompt and response together, in tokens.
+        temp_dir: for Ray's sockets and logs; its path has to be short.
+    """
+    short = {"float32": "fp32", "bfloat16": "bf16"}[dtype]
+    actor, rollout, model = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+    return [
+        "trainer.device=cpu",
+        f"trainer.n_gpus_per_node={workers}",
+        "trainer.nnodes=1",
+        "trainer.logger=[console]",
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.resume_mode=disable",
+        "data.dataloader_num_workers=0",
+        f"{model}.use_remove_padding=False",
+        f"{model}.enable_gradient_checkpointing=False",
+        f"+{model}.override_config.attn_implementation=eager",
+        f"{actor}.strategy=fsdp2",
+        f"{actor}.use_torch_compile=False",
+        f"{actor}.fsdp_config.use_torch_compile=False",
+        f"{actor}.fsdp_config.model_dtype={short}",
+        f"+{actor}.fsdp_config.mixed_precision.param_dtype={short}",
+        f"{rollout}.name=vllm",
+        f"{rollout}.dtype={dtype}",
+        f"{rollout}.tensor_model_parallel_size=1",
+        # vLLM's CPU build has neither CUDA graphs nor sleep.
+        f"{rollout}.enforce_eager=True",
+        f"{rollout}.free_cache_engine=False",
+        f"+{rollout}.enable_sleep_mode=False",
+        f"{rollout}.gpu_memory_utilization=0.1",
+        f"{rollout}.max_model_len={max_model_len}",
+        f"{rollout}.max_num_seqs=64",
+        f"{rollout}.max_num_batched_tokens={max(1024, max_model_len)}",
+        # The gap between rollout and trainer is the first thing to look at.
+        f"{rollout}.calculate_log_probs=True",
+        # One process of each kind: two cores have nothing to gain from more.
+        f"{rollout}.agent.num_workers=1",
+        "reward.num_workers=1",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+        "ray_kwargs.ray_init.num_cpus=16",
+        "+ray_kwargs.ray_init.include_dashboard=False",
+        f"+ray_kwargs.ray_init.object_store_memory={OBJECT_STORE_BYTES}",
+        f"+ray_kwargs.ray_init._temp_dir={temp_dir}",
+    ]
+
+
+OBJECT_STORE_BYTES = 256 << 20
+
+
+def bucket_override(model: Path) -> str:
+    """The bucket of the weight sync: above the largest single tensor, which shared memory cannot split."""
+    total = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    megabytes = min(max(16, (total >> 20) + 1), 2048)
+    return f"actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={megabytes}"
+
+
+def own_overrides(
+    model: Path | None, data: Path | None, reward: Path | None, *, steps: int, prompts: int = OWN_PROMPTS
+) -> list[str]:
+    """Put a user's model, data or reward in the place of the demo's. Later overrides win."""
+    overrides: list[str] = []
+    if model is not None:
+        overrides += [f"actor_rollout_ref.model.path='{model}'", f"actor_rollout_ref.actor.optim.lr={OWN_LR:g}"]
+    if data is not None:
+        overrides += [
+            f"data.train_files='{data}'",
+            f"data.val_files='{data}'",
+            f"data.max_prompt_length={OWN_PROMPT_TOKENS}",
+            f"data.max_response_length={OWN_RESPONSE_TOKENS}",
+            "data.filter_overlong_prompts=True",
+            f"data.train_batch_size={prompts}",
+            f"actor_rollout_ref.rollout.n={OWN_SAMPLES}",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+        ]
+        if reward is None:
+            # verl's own rewards, chosen by the data's `data_source`.
+            overrides.append("reward.custom_reward_function.path=null")
+    if reward is not None:
+        overrides.append(f"reward.custom_reward_function.path='{reward}'")
+    return [*overrides, f"trainer.total_training_steps={steps}"]
+
+
+def command(python: str, overrides: Sequence[str]) -> list[str]:
+    """The command line of the run: what a user would type, nothing more."""
+    return [python, "-m", "verl.trainer.main_ppo", *overrides, "+plugins=nereus"]
