@@ -72,7 +72,7 @@ class Patch(ABC):
         self.verify(module)
         self.replace(module)
         self.state = APPLIED
-        logger.info("nereus patch %s applied to %s", self.name, self.target)
+        logger.debug("nereus patch %s applied to %s", self.name, self.target)
 
     def verify(self, module: ModuleType) -> None:
         """Raise NereusError when the target is not what this patch was written against."""

@@ -58,8 +58,7 @@ class LoadableLinear(Patch):
 class SeededChunkedPrefill(Patch):
     name = "vllm-cpu-seeded-chunked-prefill"
     target = "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync"
-    why = "A seeded request whose prefill is cut rewinds its generator by offset, which CPU generators do not have: the "
-    "engine dies."
+    why = "A seeded request whose prefill is cut rewinds its generator by offset; CPU generators have none, the engine dies."
     upstream = "vllm 0.24.0 v1/worker/gpu_model_runner.py, generator.set_offset; no report found"
     remove_when = "vLLM rewinds CPU generators by state, or not at all"
     versions = VLLM_CPU_0_24

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import multiprocessing
 import os
 import socket
@@ -85,10 +86,22 @@ def activate(activation: Activation) -> None:
     from verl_ext.integrations import doors, patches
 
     _active = activation
+    _show_log()
     if activation.options.cpu.python:
         multiprocessing.set_executable(activation.options.cpu.python)
     doors.open_all(activation.platform)
     MANIFEST.arm(patches.wanted(activation.platform))
+
+
+def _show_log() -> None:
+    """Let this package's messages reach the job's log, whatever the process's own logging leaves out."""
+    package = logging.getLogger("verl_ext")
+    if not package.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s nereus: %(message)s"))
+        package.addHandler(handler)
+        package.setLevel(logging.INFO)
+        package.propagate = False
 
 
 def activate_from_environment() -> None:

@@ -46,7 +46,7 @@ class RunRecord:
             notes=_notes(activation),
         )
         self._writer.write_run(info)
-        logger.warning("%s\n%s", banner(info, activation), table(reports))
+        logger.info("%s\n%s", banner(info, activation), table(reports))
         self._steps = 0
 
     def step(self, global_step: int, metrics: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class RunRecord:
         self._writer.close()
         if self._steps:
             self._build()
-            logger.warning("nereus report: %s", Path(self._writer.run_dir) / "report.html")
+            logger.info("report: %s", Path(self._writer.run_dir) / "report.html")
 
     def _build(self) -> None:
         # Imported late: matplotlib costs a second, and a run that is refused never needs it.
@@ -85,7 +85,7 @@ def banner(info: RunInfo, activation: Activation) -> str:
     """One line: the sign that nereus is on, and with what."""
     active = ", ".join(f"{name} {state}" for name, state in info.features.items())
     return (
-        f"nereus {__version__} active in all {len(info.processes)} processes, options {activation.options.digest()}: "
+        f"{__version__} active in all {len(info.processes)} processes, options {activation.options.digest()}: "
         + active
     )
 

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_ext.compat import versions
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
+from verl_ext.integrations.cpu.environment import CPU_ENVIRONMENT
 from verl_ext.integrations.verl.process import (
     COMMAND_VARIABLE,
     DRIVER_VARIABLE,
@@ -30,15 +31,6 @@ from verl_ext.integrations.verl.process import (
 )
 from verl_ext.preflight import check
 
-# Left alone when the user has set them; read by vLLM's CPU build and by OpenMP in every process.
-CPU_ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "VLLM_MLA_DISABLE": "1",
-    # Eager mode compiles nothing, yet vLLM warms up the compiler for 15 s.
-    "TORCHDYNAMO_DISABLE": "1",
-}
 CPU_POLL_INTERVAL_S = 0.05
 
 
@@ -59,7 +51,7 @@ class Switch(Callback):
         try:
             activation = prepare(config)
             activate(activation)
-            lower(config, activation, sys.argv)
+            lower(config, activation, sys.orig_argv)
         except NereusError as error:
             raise SystemExit(f"nereus refused to start\n{error}") from error
 

@@ -78,6 +78,10 @@ class Prefork:
         )
         listener.close()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def alive(self) -> bool:
         return self._process.poll() is None
 

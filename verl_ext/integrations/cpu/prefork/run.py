@@ -96,6 +96,7 @@ def refresh_process_state() -> None:
 def execute(argv: list[str]) -> None:
     """Run `python argv...` in this process, with a new `__main__`."""
     original = list(argv)
+    sys.orig_argv = [sys.executable, *argv]
     while argv and argv[0] in _HARMLESS:
         argv.pop(0)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-m", "-c")):

@@ -1,0 +1,237 @@
+"""`nereus demo`: a real GRPO run on this machine, with a line a step and a report at the end."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from verl_ext.demo import stack
+from verl_ext.demo.assets import DemoAssets, build_assets
+from verl_ext.demo.recipe import demo_overrides
+from verl_ext.errors import NereusError
+from verl_ext.integrations.cpu.environment import cpu_environment
+from verl_ext.integrations.cpu.prefork.launch import Prefork
+from verl_ext.integrations.cpu.supervise import LOG_FILE, JobResult, refusal, run_job
+
+STEPS, OWN_STEPS = 60, 10
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line; None: the demo's own."""
+
+    model: Path | None
+    data: Path | None
+    reward: Path | None
+    steps: int | None
+    workers: int
+    dtype: str
+    engine: str
+    runs: Path
+    overrides: tuple[str, ...]
+
+    def check(self) -> None:
+        """Raise NereusError for something that cannot be run, before anything is started."""
+        if self.engine != "fsdp2":
+            raise NereusError(
+                "the demo has one training engine in this version",
+                where="--engine (make demo ENGINE=...)",
+                expected="fsdp2",
+                got=self.engine,
+                change="leave it out",
+            )
+        if self.dtype not in ("float32", "bfloat16"):
+            raise NereusError(
+                "the demo trains in one of two types",
+                where="--dtype",
+                expected="float32 or bfloat16",
+                got=self.dtype,
+                change="--dtype float32",
+            )
+        for name, path, is_right, wanted in (
+            ("--model (make demo MODEL=...)", self.model, Path.is_dir, "a Hugging Face folder with config.json"),
+            ("--data (make demo DATA=...)", self.data, Path.is_file, "a parquet file"),
+            ("--reward (make demo REWARD=...)", self.reward, Path.is_file, "a Python file with compute_score"),
+        ):
+            if path is not None and not is_right(path):
+                raise NereusError(
+                    f"{path} is not there", where=name, expected=wanted, got=str(path), change="give an existing path"
+                )
+
+    @property
+    def own(self) -> bool:
+        return self.model is not None or self.data is not None
+
+
+def run(request: Request) -> int:
+    """Run the demo; returns the exit code of the process."""
+    request.check()
+    console = Console(highlight=False)
+    check_shared_memory(Path("/dev/shm"), stack.OBJECT_STORE_BYTES + (64 << 20))
+    run_dir = request.runs.resolve() / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    run_dir.mkdir(parents=True)
+    started = time.monotonic()
+    with Prefork(run_dir / "prefork.log", env=cpu_environment()) as prefork:
+        # Beside the imports of the prefork server: two cores, two jobs.
+        assets = _assets(request.runs.resolve() / "assets", console)
+        progress = _Progress(console, started)
+        result = run_job(
+            lambda python, temp: stack.command(
+                sys.executable, _overrides(request, assets, run_dir, python, temp)
+            ),
+            run_dir,
+            prefork=prefork,
+            on_step=progress.step,
+            on_wait=progress.wait,
+        )
+    progress.done()
+    _point_latest(request.runs.resolve() / "latest", run_dir)
+    return _conclude(console, run_dir, result, progress)
+
+
+def _assets(folder: Path, console: Console) -> DemoAssets:
+    start = time.monotonic()
+    assets = build_assets(folder)
+    if not assets.cached:
+        console.print(f"built the tiny model, its tokenizer and task in {time.monotonic() - start:.0f} s: {folder}")
+    return assets
+
+
+def _overrides(request: Request, assets: DemoAssets, run_dir: Path, python: str, temp: Path) -> list[str]:
+    steps = request.steps or (OWN_STEPS if request.own else STEPS)
+    recipe = demo_overrides(assets, steps=steps)
+    length = stack.OWN_PROMPT_TOKENS + stack.OWN_RESPONSE_TOKENS if request.data else 64
+    baselines = {} if request.own else assets.baselines
+    labels = ",".join(f"{_hydra_key(label)}:{value:.4f}" for label, value in baselines.items())
+    return [
+        *recipe,
+        *stack.cpu_overrides(
+            workers=request.workers, dtype=request.dtype, max_model_len=length, temp_dir=temp
+        ),
+        stack.bucket_override(request.model or assets.model),
+        *stack.own_overrides(request.model, request.data, request.reward, steps=steps),
+        f"hydra.run.dir='{run_dir}'",
+        "hydra.output_subdir=null",
+        f"trainer.default_local_dir='{run_dir}/checkpoints'",
+        f"nereus.report.dir='{run_dir}'",
+        "nereus.report.title='nereus demo'",
+        f"nereus.report.baselines={{{labels}}}",
+        f"nereus.cpu.python={python}",
+        *request.overrides,
+    ]
+
+
+def _hydra_key(label: str) -> str:
+    return "'" + label.replace("'", "\\'") + "'"
+
+
+def check_shared_memory(folder: Path, needed: int) -> None:
+    """Raise NereusError when Ray's object store and the weight sync would not find room (bytes)."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise NereusError(
+            "there is too little shared memory",
+            where=str(folder),
+            expected=f"{needed >> 20} MiB free, for Ray's objects and the weight sync",
+            got=f"{free >> 20} MiB",
+            change="free some, or give the container more (docker run --shm-size=1g)",
+        )
+
+
+class _Progress:
+    """One tidy line a step, and before the first step what the run is doing."""
+
+    def __init__(self, console: Console, started: float):
+        self._console = console
+        self._started = started
+        self._status = console.status("") if console.is_terminal else None
+        self._phase = ""
+        self.records: list[dict[str, Any]] = []
+
+    def wait(self, phase: str) -> None:
+        seconds = time.monotonic() - self._started
+        if self._status is not None:
+            self._status.update(f"{phase} ({seconds:.0f} s)")
+            self._status.start()
+        elif phase != self._phase:
+            self._console.print(f"{seconds:5.0f} s  {phase}")
+        self._phase = phase
+
+    def step(self, record: dict[str, Any]) -> None:
+        self.done()
+        if not self.records:
+            self._console.print(f"{'step':>5}  {'reward':>6}  {'length':>6}  {'gap':>8}  {'seconds':>7}")
+        self.records.append(record)
+        self._console.print(
+            f"{record['step']:5d}  {_number(record, 'reward', '6.3f')}  {_number(record, 'response_length', '6.1f')}  "
+            f"{_number(record, 'rollout_gap_max', '8.1e')}  {_number(record, 'seconds', '7.2f')}"
+        )
+
+    def done(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def _number(record: dict[str, Any], key: str, form: str) -> str:
+    value = record.get(key)
+    width = int(form.split(".")[0])
+    return "-".rjust(width) if value is None else format(value, form)
+
+
+def _point_latest(link: Path, run_dir: Path) -> None:
+    """Make runs/latest mean this run, in one rename, so that it never means nothing."""
+    temporary = link.with_name(f".latest-{os.getpid()}")
+    temporary.symlink_to(run_dir.name)
+    if link.is_dir() and not link.is_symlink():
+        raise NereusError(
+            "runs/latest is a folder, not the link that points to the last run",
+            where=str(link),
+            expected="a symbolic link, or nothing",
+            got="a folder",
+            change=f"move {link} away",
+        )
+    temporary.replace(link)
+
+
+def _conclude(console: Console, run_dir: Path, result: JobResult, progress: _Progress) -> int:
+    log = run_dir / LOG_FILE
+    if result.interrupted:
+        console.print(f"\ninterrupted after {len(progress.records)} steps; log: {log}")
+        return INTERRUPTED
+    if result.exit_code != 0:
+        console.print(f"\nthe run ended with an error (exit code {result.exit_code}):")
+        console.print(refusal(log) or "no error message in the log", markup=False)
+        console.print(f"full log: {log}")
+        return 1
+    report = run_dir / "report.html"
+    _write_timing(run_dir, result)
+    rewards = [record["reward"] for record in progress.records if record.get("reward") is not None]
+    if rewards:
+        head, tail = _mean(rewards[:3]), _mean(rewards[-5:])
+        console.print(f"\nreward {head:.2f} -> {tail:.2f} over {len(rewards)} steps")
+    if result.first_step_s is not None:
+        console.print(f"first step after {result.first_step_s:.0f} s, all of it {result.seconds:.0f} s")
+    console.print(f"report: {report}")
+    return 0
+
+
+def _write_timing(run_dir: Path, result: JobResult) -> None:
+    timing = {"first_step_s": result.first_step_s, "total_s": result.seconds}
+    temporary = run_dir / ".timing.json"
+    temporary.write_text(json.dumps(timing) + "\n")
+    temporary.replace(run_dir / "timing.json")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

