@@ -63,8 +63,8 @@ class ReportOptions:
     title: str = ""
     """Heading of the report; empty: the experiment's name."""
 
-    baselines: dict[str, float] = field(default_factory=dict)
-    """Rewards to draw as dotted lines, by label, e.g. {best constant answer: 0.12}."""
+    baselines: list[str] = field(default_factory=list)
+    """Rewards to draw as dotted lines, each as label=value, e.g. ['best constant answer=0.12']."""
 
 
 @dataclass
@@ -93,6 +93,29 @@ class NereusOptions:
     report: ReportOptions = field(default_factory=ReportOptions)
     compat: CompatOptions = field(default_factory=CompatOptions)
     cpu: CpuOptions = field(default_factory=CpuOptions)
+
+    def baselines(self) -> dict[str, float]:
+        """`report.baselines` as label -> reward.
+
+        Raises:
+            NereusError: one is not label=number.
+        """
+        found: dict[str, float] = {}
+        for item in self.report.baselines:
+            label, _, number = item.rpartition("=")
+            try:
+                found[label] = float(number)
+            except ValueError:
+                label = ""
+            if not label:
+                raise NereusError(
+                    "a baseline is not a label and a reward",
+                    where="nereus.report.baselines",
+                    expected="label=number",
+                    got=repr(item),
+                    change="nereus.report.baselines=['best constant answer=0.12']",
+                )
+        return found
 
     def digest(self) -> str:
         """First 12 hex digits of the SHA-256 over all options; equal in every process of a run."""
@@ -124,6 +147,7 @@ class NereusOptions:
                 got=repr(self.routing.mode),
                 change=f"nereus.routing.mode={nearest(self.routing.mode, ROUTING_MODES) or 'off'}",
             )
+        self.baselines()
         positive = {
             "nereus.weight_sync.stall_timeout_s": self.weight_sync.stall_timeout_s,
             "nereus.trainer.poll_interval_s": self.trainer.poll_interval_s,
@@ -148,7 +172,7 @@ def keys() -> tuple[str, ...]:
 def check_key(key: str) -> None:
     """Raise NereusError unless `key` (dotted, without the leading `nereus.`) is an option."""
     known = keys()
-    if key in known or any(key.startswith(name + ".") for name in _MAPPINGS):
+    if key in known:
         return
     if key in REMOVED:
         raise NereusError(
@@ -212,7 +236,7 @@ def _leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in values.items():
         path = prefix + str(name)
-        if isinstance(value, Mapping) and path not in _MAPPINGS:
+        if isinstance(value, Mapping):
             yield from _flatten(value, path + ".")
         else:
             yield path
@@ -233,8 +257,8 @@ def _build(cls: type, values: Mapping[str, Any], path: str) -> Any:
 def _convert(value: Any, kind: Any, where: str) -> Any:
     alternatives = typing.get_args(kind) if typing.get_origin(kind) is typing.Union else (kind,)
     for alternative in alternatives:
-        if alternative == dict[str, float] and isinstance(value, Mapping):
-            return {str(name): _convert(number, float, f"{where}.{name}") for name, number in value.items()}
+        if alternative == list[str] and isinstance(value, list):
+            return [_convert(item, str, f"{where}[{index}]") for index, item in enumerate(value)]
         if alternative is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if type(value) is alternative:
@@ -247,6 +271,3 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
         got=f"{value!r} ({type(value).__name__})",
         change=f"give {where} a value of type {expected}",
     )
-
-
-_MAPPINGS = tuple(path for path, kind in _leaves(NereusOptions) if typing.get_origin(kind) is dict)

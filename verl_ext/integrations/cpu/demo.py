@@ -113,7 +113,7 @@ def _overrides(request: Request, assets: DemoAssets, run_dir: Path, python: str,
     recipe = demo_overrides(assets, steps=steps)
     length = stack.OWN_PROMPT_TOKENS + stack.OWN_RESPONSE_TOKENS if request.data else 64
     baselines = {} if request.own else assets.baselines
-    labels = ",".join(f"{_hydra_key(label)}:{value:.4f}" for label, value in baselines.items())
+    labels = ",".join(f"'{label}={value:.4f}'" for label, value in baselines.items())
     return [
         *recipe,
         *stack.cpu_overrides(
@@ -126,14 +126,10 @@ def _overrides(request: Request, assets: DemoAssets, run_dir: Path, python: str,
         f"trainer.default_local_dir='{run_dir}/checkpoints'",
         f"nereus.report.dir='{run_dir}'",
         "nereus.report.title='nereus demo'",
-        f"nereus.report.baselines={{{labels}}}",
+        f"nereus.report.baselines=[{labels}]",
         f"nereus.cpu.python={python}",
         *request.overrides,
     ]
-
-
-def _hydra_key(label: str) -> str:
-    return "'" + label.replace("'", "\\'") + "'"
 
 
 def check_shared_memory(folder: Path, needed: int) -> None:

@@ -152,7 +152,9 @@ def refusal(log: Path) -> str | None:
             first = block[0].split("NereusError: ", 1)[-1]
             return "\n".join([first, *block[1 : end + 1]])
     causes = [line for line in plain if line and not line.startswith(" ") and "Error" in line.split(":")[0]]
-    return causes[-1] if causes else None
+    if causes:
+        return causes[-1]
+    return "\n".join([line for line in plain if line.strip()][-3:]) or None
 
 
 def _without_ray_prefix(line: str) -> str:

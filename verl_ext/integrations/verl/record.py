@@ -42,7 +42,7 @@ class RunRecord:
             versions={"verl-nereus": __version__, **activation.versions},
             features=features(activation, config),
             processes=[_row(item) for item in reports],
-            baselines=options.baselines,
+            baselines=activation.options.baselines(),
             notes=_notes(activation),
         )
         self._writer.write_run(info)
