@@ -51,20 +51,26 @@ class PretrainPlan:
         batch: words per step.
         lr: peak learning rate of AdamW.
         warmup: steps of linear warm-up.
+        decay: steps over which the first phase's learning rate falls linearly towards 0; it stops at `floor` times `lr`.
+        floor: see `decay`.
         gate: share of right tokens, over the last `gate_window` steps, that ends the first phase.
         max_clean: most steps of the first phase.
         soften: steps of the second phase; confidence falls over its first half, the learning rate over all of it.
+        soften_lr: learning rate at the start of the second phase.
         balance: weight of the router's load-balancing loss, so that no expert is left idle.
     """
 
     confidence: float = 0.22
-    batch: int = 32
-    lr: float = 4e-3
+    batch: int = 48
+    lr: float = 6e-3
     warmup: int = 30
+    decay: int = 300
+    floor: float = 0.15
     gate: float = 0.985
     gate_window: int = 12
-    max_clean: int = 500
+    max_clean: int = 450
     soften: int = 150
+    soften_lr: float = 3e-3
     balance: float = 0.02
 
 
@@ -152,6 +158,13 @@ def teacher_targets(gold: torch.Tensor, confidence: float, letters: torch.Tensor
     return target
 
 
+def _learning_rate(plan: PretrainPlan, step: int, progress: float) -> float:
+    """Learning rate of an optimiser step, counted from 0; `progress` through the second phase, 0 before it."""
+    if progress > 0.0:
+        return plan.soften_lr * (1.0 - 0.95 * progress)
+    return plan.lr * min(1.0, (step + 1) / plan.warmup) * max(plan.floor, 1.0 - step / plan.decay)
+
+
 def pretrain(model: Qwen3MoeForCausalLM, chat: Chat, plan: PretrainPlan, *, seed: int) -> int:
     """Train `model` in place on the teacher; same seed, same machine, one thread: same weights.
 
@@ -182,7 +195,7 @@ def pretrain(model: Qwen3MoeForCausalLM, chat: Chat, plan: PretrainPlan, *, seed
             softened += 1
         progress = softened / max(plan.soften, 1)
         confidence = max(plan.confidence, 1.0 - (1.0 - plan.confidence) * 2.0 * progress)
-        optimizer.param_groups[0]["lr"] = plan.lr * min(1.0, (step + 1) / plan.warmup) * (1.0 - 0.95 * progress)
+        optimizer.param_groups[0]["lr"] = _learning_rate(plan, step, progress)
 
         # All words of a step have one length: no padding, no mask.
         size = task.min_letters + step % lengths

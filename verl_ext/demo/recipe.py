@@ -23,6 +23,7 @@ def demo_overrides(
     samples: int = 8,
     lr: float = 5e-4,
     seed: int = 1,
+    workers: int = 1,
 ) -> list[str]:
     """Hydra overrides for `verl.trainer.main_ppo`.
 
@@ -33,6 +34,7 @@ def demo_overrides(
         samples: answers per prompt, the group that GRPO compares.
         lr: learning rate of AdamW.
         seed: of the order of the data.
+        workers: training ranks that share a step's answers; they have to divide them.
     """
     for name, value in {"steps": steps, "prompts": prompts, "samples - 1": samples - 1}.items():
         if value < 1:
@@ -70,8 +72,8 @@ def demo_overrides(
         # One optimiser step a rollout: strictly on-policy, the importance ratio is 1 up to rounding.
         f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
         # All of it in one pass: at this size a second forward costs more than the memory it saves.
-        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={prompts * samples}",
-        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={prompts * samples}",
+        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={prompts * samples // workers}",
+        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={prompts * samples // workers}",
         "actor_rollout_ref.actor.ppo_epochs=1",
         "actor_rollout_ref.actor.loss_agg_mode=token-mean",
         # A thousand times what a large model takes: 0.26 M parameters, and a step moves the logits little. At 1e-3 the

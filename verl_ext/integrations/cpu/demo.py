@@ -110,7 +110,7 @@ def _assets(folder: Path, console: Console) -> DemoAssets:
 
 def _overrides(request: Request, assets: DemoAssets, run_dir: Path, python: str, temp: Path) -> list[str]:
     steps = request.steps or (OWN_STEPS if request.own else STEPS)
-    recipe = demo_overrides(assets, steps=steps)
+    recipe = demo_overrides(assets, steps=steps, workers=request.workers)
     length = stack.OWN_PROMPT_TOKENS + stack.OWN_RESPONSE_TOKENS if request.data else 64
     baselines = {} if request.own else assets.baselines
     labels = ",".join(f"'{label}={value:.4f}'" for label, value in baselines.items())

@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 
 from verl_ext.errors import NereusError
+from verl_ext.integrations.cpu import leftovers
 from verl_ext.integrations.cpu.environment import cpu_environment
 from verl_ext.integrations.cpu.prefork.launch import Prefork
 
@@ -86,9 +87,11 @@ def run_job(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=cpu_environment(),
+                # Engines leave their sockets in the folder for temporary files when they are killed.
+                env={**cpu_environment(), "TMPDIR": str(temp_dir)},
                 start_new_session=True,
             )
+        stack.callback(leftovers.remove, time.time())
         stack.callback(_end_descendants, keep=server.pid if prefork else None)
         records = follow(run_dir / "metrics.jsonl")
         try:

@@ -30,8 +30,8 @@ MODULES = (
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
 )
 
-# pyarrow's allocator would start a thread of its own when it is loaded.
-_SINGLE_THREADED = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
+# Loading pyarrow starts a thread of its allocator, loading numpy those of OpenBLAS.
+_SINGLE_THREADED = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 # Ray reads these when its library is loaded, before it can know for which worker. The driver that starts a cluster is
 # its first job; a fork for another job becomes a real interpreter (see `run.Job`).
 _FIRST_JOB = "01000000"

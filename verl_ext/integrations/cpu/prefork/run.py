@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import importlib
 import importlib.util
 import os
 import random
 import runpy
 import signal
 import sys
+import tempfile
 import types
 from dataclasses import dataclass
 
@@ -74,6 +76,7 @@ def install_descriptors(wanted: list[int], received: list[int]) -> None:
 def refresh_process_state() -> None:
     """Undo what a fork shares with its siblings and a fresh interpreter would not."""
     random.seed()
+    tempfile.tempdir = None  # chosen at first use, perhaps before the fork and by another TMPDIR
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
@@ -93,6 +96,12 @@ def refresh_process_state() -> None:
             sys.path.insert(0, entry)
 
 
+def load_plugin() -> None:
+    """Import verl's plugin again: `import verl` would, with this command line and environment, and it is done already."""
+    if "verl" in sys.modules and sys.modules.pop("verl_ext.plugin", None) is not None:
+        importlib.import_module("verl_ext.plugin")
+
+
 def execute(argv: list[str]) -> None:
     """Run `python argv...` in this process, with a new `__main__`."""
     original = list(argv)
@@ -103,6 +112,7 @@ def execute(argv: list[str]) -> None:
         os.execv(sys.executable, [sys.executable, *original])
     if argv[0] == "-m":
         sys.argv = ["-m", *argv[2:]]
+        load_plugin()
         if sys.path[0] != os.getcwd():
             sys.path.insert(0, os.getcwd())
         spec = importlib.util.find_spec(argv[1])
@@ -116,11 +126,13 @@ def execute(argv: list[str]) -> None:
     sys.modules["__main__"] = main
     if argv[0] == "-c":
         sys.argv = ["-c", *argv[2:]]
+        load_plugin()
         sys.path.insert(0, "")
         exec(compile(argv[1], "<string>", "exec"), main.__dict__)
         return
     script = argv[0]
     sys.argv = list(argv)
+    load_plugin()
     sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     main.__file__ = script
     with open(script, "rb") as source:

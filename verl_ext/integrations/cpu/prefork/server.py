@@ -20,8 +20,8 @@ import signal
 import socket
 import struct
 import sys
-import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from verl_ext.integrations import doors
 from verl_ext.integrations.cpu.prefork.client import MAX_FDS
@@ -158,9 +158,9 @@ def main(listener_fd: int, modules: list[str]) -> None:
     doors.open_cpu_platform()
     for module in modules:
         importlib.import_module(module)
-    if threading.active_count() > 1:
-        names = ", ".join(thread.name for thread in threading.enumerate())
-        raise RuntimeError(f"the preloaded modules started threads ({names}); a fork would lose them")
+    threads = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
+    if len(threads) > 1:
+        raise RuntimeError(f"the preloaded modules started threads ({', '.join(threads)}); a fork would lose them")
     # Shared pages stay shared as long as nobody writes to them, and the collector writes to every object it visits.
     gc.collect()
     gc.freeze()

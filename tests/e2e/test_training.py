@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.e2e
+
+PROCESSES = {
+    "driver",
+    "trainer",
+    "actor 0",
+    "reward 0",
+    "agent loop 0",
+    "rollout 0 server",
+    "rollout 0 engine core",
+    "rollout 0 engine worker 0",
+}
+
+
+def test_fp32_rollout_and_trainer_agree_while_the_weights_move(train, assets, tmp_path: Path):
+    run = train(
+        "trainer.save_freq=3", "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]", steps=3
+    ).succeeded()
+    steps = run.records
+    assert [record["step"] for record in steps] == [1, 2, 3]
+    # vLLM starts from dummy weights (load_format=dummy), so agreement can only come from the sync.
+    assert all(record["rollout_gap_max"] < 1e-5 for record in steps)
+    before = load_file(assets.model / "model.safetensors")
+    (saved,) = tmp_path.glob("checkpoints/global_step_3/actor/huggingface/*.safetensors")
+    after = load_file(saved)
+    moved = max(float((after[name].float() - before[name].float()).abs().max()) for name in before)
+    assert moved > 1e-4
+
+    info = run.info
+    assert {item["process"] for item in info["processes"]} == PROCESSES
+    assert len({item["manifest_digest"] for item in info["processes"]}) == 1
+    engine = next(item for item in info["processes"] if item["process"].endswith("engine worker 0"))
+    assert "vllm-cpu-loadable-linear" in engine["patches"]
+    actor = next(item for item in info["processes"] if item["process"] == "actor 0")
+    assert "verl-bounded-weight-sync-wait" in actor["patches"]
+    assert info["command"][1:3] == ["-m", "verl.trainer.main_ppo"]
+    assert "active in all 8 processes" in run.log
+    report = (tmp_path / "report.html").read_text()
+    assert "rollout 0 engine core" in report
+
+
+def test_two_workers_in_bf16_train_with_two_replicas(train):
+    run = train(steps=2, workers=2, dtype="bfloat16").succeeded()
+    gaps = [record["rollout_gap_max"] for record in run.records]
+    # bf16 rounds to 3 digits: a gap is expected, and a gap of dummy weights would be near 1.
+    assert all(0 < gap < 0.1 for gap in gaps)
+    names = {item["process"] for item in run.info["processes"]}
+    assert {"actor 1", "rollout 1 engine worker 0"} <= names
