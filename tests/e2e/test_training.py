@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -53,3 +57,32 @@ def test_two_workers_in_bf16_train_with_two_replicas(train):
     assert all(0 < gap < 0.1 for gap in gaps)
     names = {item["process"] for item in run.info["processes"]}
     assert {"actor 1", "rollout 1 engine worker 0"} <= names
+
+
+@pytest.mark.slow
+def test_options_reach_every_process_of_a_cluster_that_was_started_before(train, tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # Ray chooses it by itself only for a cluster it starts
+    # Variables of the driver do not reach such a cluster's workers; the options travel in the config.
+    head, short = tmp_path / "head.py", tempfile.mkdtemp(prefix="nr-", dir="/tmp")
+    head.write_text(
+        "import ray, sys, time\n"
+        f"context = ray.init(num_cpus=16, num_gpus=1, include_dashboard=False, _temp_dir={short!r})\n"
+        "print(context.address_info['gcs_address'], flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, head], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
+        assert cluster.stdout is not None
+        address = cluster.stdout.readline().strip()
+        run = train(
+            f"+ray_kwargs.ray_init.address={address}",
+            "~ray_kwargs.ray_init.num_cpus",
+            "~ray_kwargs.ray_init.include_dashboard",
+            "~ray_kwargs.ray_init.object_store_memory",
+            "~ray_kwargs.ray_init._temp_dir",
+            "nereus.weight_sync.stall_timeout_s=31",
+            steps=1,
+        )
+    shutil.rmtree(short, ignore_errors=True)
+    run.succeeded()
+    assert "bounded weight sync on, 31 s" in run.log
+    assert {item["process"] for item in run.info["processes"]} == PROCESSES

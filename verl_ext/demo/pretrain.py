@@ -60,7 +60,7 @@ class PretrainPlan:
         balance: weight of the router's load-balancing loss, so that no expert is left idle.
     """
 
-    confidence: float = 0.22
+    confidence: float = 0.2
     batch: int = 48
     lr: float = 6e-3
     warmup: int = 30
@@ -68,8 +68,8 @@ class PretrainPlan:
     floor: float = 0.15
     gate: float = 0.985
     gate_window: int = 12
-    max_clean: int = 450
-    soften: int = 150
+    max_clean: int = 400
+    soften: int = 100
     soften_lr: float = 3e-3
     balance: float = 0.02
 
@@ -201,9 +201,10 @@ def pretrain(model: Qwen3MoeForCausalLM, chat: Chat, plan: PretrainPlan, *, seed
         size = task.min_letters + step % lengths
         words = [task.word(rng, size) for _ in range(plan.batch)]
         gold = torch.tensor([[*chat.letters(task.answer(word)), EOS_ID] for word in words])
-        # The answer so far holds the teacher's own mistakes, as it will hold the policy's in the rollout.
+        # The answer so far is as wrong as the finished model will write it, from the first step on. From right letters
+        # the model would learn to look up its last letter in the word, and lose its place after the first mistake.
         written = [
-            [c if rng.random() < confidence else rng.choice(task.alphabet) for c in task.answer(word)]
+            [c if rng.random() < plan.confidence else rng.choice(task.alphabet) for c in task.answer(word)]
             for word in words
         ]
         inputs = torch.tensor(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from verl_ext.compat.patch import Patch
 from verl_ext.integrations.cpu.patches import CPU_PATCHES
-from verl_ext.integrations.verl.patches import VERL_PATCHES
 from verl_ext.integrations.vllm.patches import VLLM_PATCHES
 
 
 def all_patches() -> list[Patch]:
-    return [patch() for patch in (*VERL_PATCHES, *VLLM_PATCHES, *CPU_PATCHES)]
+    return [patch() for patch in (*VLLM_PATCHES, *CPU_PATCHES)]
 
 
-def wanted(platform: str) -> list[Patch]:
-    """The patches for this platform whose upstream distribution is installed in a version they are for."""
-    classes = [*VERL_PATCHES, *VLLM_PATCHES, *(CPU_PATCHES if platform == "cpu" else ())]
+def wanted(platform: str, rollout: str) -> list[Patch]:
+    """The patches for a run whose upstream distribution is installed in a version they are for.
+
+    Args:
+        platform: verl's `trainer.device`.
+        rollout: verl's `rollout.name`.
+    """
+    classes = [*(VLLM_PATCHES if rollout == "vllm" else ()), *(CPU_PATCHES if platform == "cpu" else ())]
     return [patch() for patch in classes if patch.applicable()]

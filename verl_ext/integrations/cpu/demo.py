@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from verl_ext import __version__
 from verl_ext.demo import stack
 from verl_ext.demo.assets import DemoAssets, build_assets
 from verl_ext.demo.recipe import demo_overrides
@@ -85,7 +86,7 @@ def run(request: Request) -> int:
     with Prefork(run_dir / "prefork.log", env=cpu_environment()) as prefork:
         # Beside the imports of the prefork server: two cores, two jobs.
         assets = _assets(request.runs.resolve() / "assets", console)
-        progress = _Progress(console, started)
+        progress = _Progress(console, run_dir, started)
         result = run_job(
             lambda python, temp: stack.command(
                 sys.executable, _overrides(request, assets, run_dir, python, temp)
@@ -148,8 +149,9 @@ def check_shared_memory(folder: Path, needed: int) -> None:
 class _Progress:
     """One tidy line a step, and before the first step what the run is doing."""
 
-    def __init__(self, console: Console, started: float):
+    def __init__(self, console: Console, run_dir: Path, started: float):
         self._console = console
+        self._run_dir = run_dir
         self._started = started
         self._status = console.status("") if console.is_terminal else None
         self._phase = ""
@@ -167,6 +169,7 @@ class _Progress:
     def step(self, record: dict[str, Any]) -> None:
         self.done()
         if not self.records:
+            self._console.print(_active(self._run_dir), markup=False)
             self._console.print(f"{'step':>5}  {'reward':>6}  {'length':>6}  {'gap':>8}  {'seconds':>7}")
         self.records.append(record)
         self._console.print(
@@ -177,6 +180,12 @@ class _Progress:
     def done(self) -> None:
         if self._status is not None:
             self._status.stop()
+
+
+def _active(run_dir: Path) -> str:
+    info = json.loads((run_dir / "run.json").read_text())
+    on = [name for name, state in info["features"].items() if state.split(",")[0] == "on"]
+    return f"nereus {__version__} active in all {len(info['processes'])} processes: {', '.join(on)}"
 
 
 def _number(record: dict[str, Any], key: str, form: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 # Python's and Ray's shared memory, verl's weight buckets, verl's weight sync sockets (their folder is fixed in verl).
 PATTERNS = (
     ("/dev/shm", "psm_*"),
+    ("/dev/shm", "sem.mp-*"),
     ("/dev/shm", "verl_weights_*"),
     ("/tmp", "rl-colocate-zmq-*.sock"),
 )

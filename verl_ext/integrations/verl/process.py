@@ -22,7 +22,7 @@ from verl_ext.compat.patch import APPLIED, MANIFEST
 from verl_ext.compat.versions import installed
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
-from verl_ext.integrations.verl.patches import BoundedWeightSyncWait
+from verl_ext.integrations.vllm.patches import BoundedWeightSyncWait
 
 VARIABLE = "NEREUS_ACTIVATION"
 COMMAND_VARIABLE = "NEREUS_COMMAND"
@@ -40,12 +40,14 @@ class Activation:
     Attributes:
         options: all options, resolved.
         platform: verl's `trainer.device`, e.g. `cuda` or `cpu`.
+        rollout: verl's `rollout.name`, e.g. `vllm`.
         versions: what the driver has installed, to name the odd one out.
         run: eight hex digits that no other run on this machine has.
     """
 
     options: NereusOptions
     platform: str
+    rollout: str
     versions: dict[str, str] = field(default_factory=installed)
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
@@ -90,7 +92,7 @@ def activate(activation: Activation) -> None:
     if activation.options.cpu.python:
         multiprocessing.set_executable(activation.options.cpu.python)
     doors.open_all(activation.platform)
-    MANIFEST.arm(patches.wanted(activation.platform))
+    MANIFEST.arm(patches.wanted(activation.platform, activation.rollout))
 
 
 def _show_log() -> None:

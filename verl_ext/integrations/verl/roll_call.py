@@ -27,12 +27,11 @@ def _answer(_actor: Any, process: str, role: str) -> dict[str, Any]:
 def _handles(trainer: Any) -> list[tuple[str, str, Any]]:
     """(process name, role, actor handle) of every Ray actor that works for this trainer."""
     found: list[tuple[str, str, Any]] = []
-    for attribute, role in (("actor_rollout_wg", "actor"), ("ref_policy_wg", "actor"), ("critic_wg", "actor")):
+    for attribute, role in (("actor_rollout_wg", "actor"), ("ref_policy_wg", "ref"), ("critic_wg", "critic")):
         group = getattr(trainer, attribute, None)
         if group is None or any(group.workers[0] == handle for _, _, handle in found):
             continue
-        label = attribute.removesuffix("_wg").removesuffix("_rollout").removesuffix("_policy")
-        found += [(f"{label} {rank}", role, handle) for rank, handle in enumerate(group.workers)]
+        found += [(f"{role} {rank}", role, handle) for rank, handle in enumerate(group.workers)]
     reward = getattr(trainer, "reward_loop_manager", None)
     for rank, handle in enumerate(getattr(reward, "reward_loop_worker_handles", None) or ()):
         found.append((f"reward {rank}", "reward", handle))

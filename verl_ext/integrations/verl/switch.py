@@ -77,7 +77,7 @@ def prepare(config: DictConfig) -> Activation:
     platform = str(config.trainer.device)
     if platform == "cpu" and options.trainer.poll_interval_s is None:
         options.trainer.poll_interval_s = CPU_POLL_INTERVAL_S
-    return Activation(options, platform)
+    return Activation(options, platform, str(config.actor_rollout_ref.rollout.name))
 
 
 def lower(config: DictConfig, activation: Activation, command: list[str]) -> None:
@@ -113,7 +113,8 @@ def lower(config: DictConfig, activation: Activation, command: list[str]) -> Non
         if activation.platform == "cpu":
             for name, value in CPU_ENVIRONMENT.items():
                 variables.setdefault(name, os.environ.get(name, value))
-            if init.get("num_gpus") is None:
+            # A cluster that runs already has its own resources.
+            if init.get("num_gpus") is None and init.get("address") is None:
                 init.num_gpus = config.trainer.n_gpus_per_node
             if activation.options.cpu.python:
                 runtime_env.py_executable = activation.options.cpu.python

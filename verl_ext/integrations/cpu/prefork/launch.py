@@ -49,7 +49,7 @@ class Prefork:
 
     def __init__(self, log: Path, modules: tuple[str, ...] = MODULES, env: dict[str, str] | None = None):
         # A socket's path may hold at most 107 bytes, so it cannot live in the run folder.
-        self._folder = Path(tempfile.mkdtemp(prefix="nereus-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="nereus-", dir="/tmp"))
         address = self._folder / "prefork.sock"
         self.python = self._folder / "python"
         arguments = [sys.executable, "-I", "-S", client.__file__, str(address), sys.executable]
