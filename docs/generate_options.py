@@ -1,7 +1,7 @@
 """Write docs/options.md, the reference of every option, from the dataclasses in verl_ext/config.py.
 
-    .venv/bin/python docs/generate_options.py            write the page
-    .venv/bin/python docs/generate_options.py --check    exit 1 when the page is not what would be written
+.venv/bin/python docs/generate_options.py            write the page
+.venv/bin/python docs/generate_options.py --check    exit 1 when the page is not what would be written
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from verl_ext import config
@@ -49,7 +50,7 @@ def meanings(cls: type) -> dict[str, str]:
     """Field -> the string below it in the source, on one line."""
     body = typing.cast(ast.ClassDef, ast.parse(inspect.getsource(cls)).body[0]).body
     found = {}
-    for field, text in zip(body, body[1:], strict=False):
+    for field, text in pairwise(body):
         if (
             isinstance(field, ast.AnnAssign)
             and isinstance(field.target, ast.Name)

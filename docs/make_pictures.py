@@ -23,6 +23,16 @@ IMAGES = Path(__file__).with_name("images")
 FIGURES = ("reward", "gap", "time")
 # (name, width, height in CSS pixels, dark)
 SCREENSHOTS = (("report-desktop-light", 1180, 1120, False), ("report-phone-dark", 500, 1120, True))
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
 COLOURS = 256
 
 
@@ -44,14 +54,14 @@ def main(folder: Path) -> None:
 
 def photograph(browser: str, page: Path, file: Path, width: int, height: int, dark: bool, profile: Path) -> None:
     """Write what a browser window of that size shows of a page."""
-    flags = (
-        "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
-        "--disable-component-update --disable-sync --hide-scrollbars"
-    ).split()
-    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    settings = [
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        f"--user-data-dir={profile}",
+        f"--window-size={width},{height}",
+        f"--screenshot={file}",
+    ]
     subprocess.run(
-        [browser, *flags, scheme, f"--user-data-dir={profile}", f"--window-size={width},{height}"]
-        + [f"--screenshot={file}", page.as_uri()],
+        [browser, *FLAGS, *settings, page.as_uri()],
         check=True,
         timeout=120,
         capture_output=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -29,15 +29,15 @@ def _root(
 
 @app.command()
 def demo(
-    model: Annotated[Optional[Path], typer.Option(help="Hugging Face folder instead of the tiny model.")] = None,
-    data: Annotated[Optional[Path], typer.Option(help="Parquet file in verl's schema instead of the task.")] = None,
-    reward: Annotated[Optional[Path], typer.Option(help="Python file with compute_score.")] = None,
-    steps: Annotated[Optional[int], typer.Option(min=1, help="GRPO steps; 60, or 10 with a model of yours.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Hugging Face folder instead of the tiny model.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Parquet file in verl's schema instead of the task.")] = None,
+    reward: Annotated[Path | None, typer.Option(help="Python file with compute_score.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps; 60, or 10 with a model of yours.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Training ranks, and as many rollout replicas.")] = 1,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of trainer and rollout.")] = "float32",
     engine: Annotated[str, typer.Option(help="Training engine: fsdp2.")] = "fsdp2",
     runs: Annotated[Path, typer.Option(help="Folder for runs; the last one is at latest/ in it.")] = Path("runs"),
-    overrides: Annotated[Optional[list[str]], typer.Argument(help="More verl overrides, after --.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="More verl overrides, after --.")] = None,
 ) -> None:
     """Train a tiny mixture-of-experts model with verl on this machine's CPU, and report whether it learned."""
     from verl_ext.integrations.cpu import demo as runner
@@ -49,7 +49,7 @@ def demo(
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="A run of nereus, or the logs of a stock verl run.")],
-    out: Annotated[Optional[Path], typer.Option(help="Where to write the page; default: report.html in it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the page; default: report.html in it.")] = None,
 ) -> None:
     """Build report.html from the record of a run, or from verl's own console, file or TensorBoard logs."""
     from verl_ext.report import build_report

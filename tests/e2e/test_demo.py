@@ -16,7 +16,7 @@ import pytest
 pytestmark = pytest.mark.e2e
 
 NEREUS = Path(sys.executable).with_name("nereus")
-QUESTIONS = [("How many legs do two spiders have?", "16"), ("What is 3 + 4?", "7"), ("Half of 10?", "5"), ("2 * 9?", "18")]
+QUESTIONS = [("Legs of two spiders?", "16"), ("What is 3 + 4?", "7"), ("Half of 10?", "5"), ("2 * 9?", "18")]
 
 
 def dense_model(folder: Path, tokenizer_from: Path) -> Path:
@@ -65,7 +65,8 @@ def own_run(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if str(folder) in " ".join(process.cmdline()) or str(folder) in process.environ().get("NEREUS_ACTIVATION", ""):
+            words = [*process.cmdline(), process.environ().get("NEREUS_ACTIVATION", "")]
+            if any(str(folder) in word for word in words):
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

@@ -12,6 +12,7 @@ from verl_ext.integrations.verl.process import VARIABLE, Activation
 
 pytestmark = pytest.mark.e2e
 
+
 def test_a_failed_weight_sync_ends_the_job_with_its_cause(train):
     # The engine is built for other shapes than the trainer sends, so its loader raises in the first sync.
     run = train("+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides={moe_intermediate_size:16}")

@@ -74,9 +74,7 @@ def examine() -> Findings:
     by_name = {version.name: version for version in versions}
     essential = all(version.ok for version in versions if version.essential)
     engine = by_name["vllm"].ok or by_name["sglang"].ok
-    patches = tuple(
-        PatchRow(p.name, p.target, p.why, p.upstream, p.remove_when, p.applicable()) for p in all_patches()
-    )
+    patches = tuple(PatchRow(p.name, p.target, p.why, p.upstream, p.remove_when, p.applicable()) for p in all_patches())
     healthy = essential and engine and all(entry_points.values()) and not environment
     return Findings(
         nereus=__version__,
@@ -95,7 +93,9 @@ def _environment() -> list[str]:
     found = []
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if policy != "auto" and "nereus" not in [name.strip() for name in policy.split(",")]:
-        found.append(f"VERL_USE_EXTERNAL_PLUGINS={policy}: verl will not load nereus; unset it or add nereus to the list")
+        found.append(
+            f"VERL_USE_EXTERNAL_PLUGINS={policy}: verl will not load nereus; unset it or add nereus to the list"
+        )
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "nereus" not in allowed.split(","):
         found.append(f"VLLM_PLUGINS={allowed}: vLLM will not load nereus; unset it or add nereus to the list")

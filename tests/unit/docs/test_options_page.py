@@ -5,7 +5,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Optional
 
 import pytest
 
@@ -41,7 +40,7 @@ class Sample:
     """How many,
     on two lines, with a | in it."""
 
-    perhaps: Optional[float] = None
+    perhaps: float | None = None
     """Maybe."""
 
 

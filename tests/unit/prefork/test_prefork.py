@@ -39,7 +39,9 @@ def test_it_really_is_a_fork_with_the_modules_loaded(prefork):
 def test_a_script_is_main_and_finds_its_neighbours(prefork, tmp_path: Path):
     (tmp_path / "neighbour.py").write_text("value = 5\n")
     script = tmp_path / "script.py"
-    script.write_text("import neighbour, sys\nprint(__name__, __file__ == sys.argv[0], neighbour.value, sys.argv[1:])\n")
+    script.write_text(
+        "import neighbour, sys\nprint(__name__, __file__ == sys.argv[0], neighbour.value, sys.argv[1:])\n"
+    )
     done = run(prefork, str(script), "x")
     assert done.stdout == "__main__ True 5 ['x']\n"
 
@@ -79,7 +81,12 @@ def test_death_by_signal_is_seen_as_death_by_that_signal(prefork):
 
 
 def test_a_signal_to_the_stand_in_reaches_the_fork(prefork):
-    code = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\nprint('up', flush=True)\ntime.sleep(30)"
+    code = (
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
+        "print('up', flush=True)\n"
+        "time.sleep(30)"
+    )
     process = subprocess.Popen([prefork.python, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"

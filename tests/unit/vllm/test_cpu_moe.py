@@ -50,9 +50,7 @@ def test_the_bias_chooses_and_does_not_weigh():
     cpu_moe.register_kernels()
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     weights, ids = torch.empty(1, 1), torch.empty(1, 1, dtype=torch.int32)
-    torch.ops._moe_C.topk_sigmoid(
-        weights, ids, torch.empty_like(ids), logits, False, torch.tensor([0.0, 0.0, 5.0])
-    )
+    torch.ops._moe_C.topk_sigmoid(weights, ids, torch.empty_like(ids), logits, False, torch.tensor([0.0, 0.0, 5.0]))
     assert ids.item() == 2
     assert weights.item() == pytest.approx(0.5)
 

@@ -88,9 +88,7 @@ def run(request: Request) -> int:
         assets = _assets(request.runs.resolve() / "assets", console)
         progress = _Progress(console, run_dir, started)
         result = run_job(
-            lambda python, temp: stack.command(
-                sys.executable, _overrides(request, assets, run_dir, python, temp)
-            ),
+            lambda python, temp: stack.command(sys.executable, _overrides(request, assets, run_dir, python, temp)),
             run_dir,
             prefork=prefork,
             on_step=progress.step,
@@ -117,9 +115,7 @@ def _overrides(request: Request, assets: DemoAssets, run_dir: Path, python: str,
     labels = ",".join(f"'{label}={value:.4f}'" for label, value in baselines.items())
     return [
         *recipe,
-        *stack.cpu_overrides(
-            workers=request.workers, dtype=request.dtype, max_model_len=length, temp_dir=temp
-        ),
+        *stack.cpu_overrides(workers=request.workers, dtype=request.dtype, max_model_len=length, temp_dir=temp),
         stack.bucket_override(request.model or assets.model),
         *stack.own_overrides(request.model, request.data, request.reward, steps=steps),
         f"hydra.run.dir='{run_dir}'",

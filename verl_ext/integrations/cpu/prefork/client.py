@@ -1,11 +1,12 @@
 """The stand-in for `python`: asks the prefork server for a fork that runs the same command line.
 
 Run by path with `-I -S`, so it imports the standard library only. Protocol (one connection a process):
-client -> server: 4-byte length, JSON {argv, env, cwd, umask, fds}; the open descriptors as SCM_RIGHTS on the first byte.
+client -> server: 4-byte length, JSON {argv, env, cwd, umask, fds}; the open descriptors as SCM_RIGHTS with it.
 server -> client: one line `pid N`, later one line `exit N` (negative: killed by signal -N), as subprocess reports it.
 """
 
 import array
+import contextlib
 import json
 import os
 import signal
@@ -32,7 +33,7 @@ def open_descriptors(exclude: set) -> list:
 
 
 def cold_start(python: str, arguments: list, why: str) -> None:
-    sys.stderr.write("nereus prefork: %s; starting %s without it (slower, otherwise the same)\n" % (why, python))
+    sys.stderr.write(f"nereus prefork: {why}; starting {python} without it (slower, otherwise the same)\n")
     sys.stderr.flush()
     os.execv(python, [python, *arguments])
 
@@ -42,10 +43,10 @@ def main(address: str, python: str, arguments: list) -> int:
     try:
         connection.connect(address)
     except OSError as error:
-        cold_start(python, arguments, "no server at %s (%s)" % (address, error.strerror))
+        cold_start(python, arguments, f"no server at {address} ({error.strerror})")
     fds = open_descriptors({connection.fileno()})
     if len(fds) > MAX_FDS:
-        cold_start(python, arguments, "%d open descriptors, at most %d can be handed over" % (len(fds), MAX_FDS))
+        cold_start(python, arguments, f"{len(fds)} open descriptors, at most {MAX_FDS} can be handed over")
     umask = os.umask(0)
     os.umask(umask)
     request = {"argv": arguments, "env": dict(os.environ), "cwd": os.getcwd(), "umask": umask, "fds": fds}
@@ -63,10 +64,8 @@ def main(address: str, python: str, arguments: list) -> int:
 
     def forward(signum, _frame):
         if child:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signum)
-            except ProcessLookupError:
-                pass
 
     for signum in FORWARDED:
         signal.signal(signum, forward)

@@ -97,7 +97,7 @@ def refresh_process_state() -> None:
 
 
 def load_plugin() -> None:
-    """Import verl's plugin again: `import verl` would, with this command line and environment, and it is done already."""
+    """Import verl's plugin again, as `import verl` would with this command line and environment."""
     if "verl" in sys.modules and sys.modules.pop("verl_ext.plugin", None) is not None:
         importlib.import_module("verl_ext.plugin")
 

@@ -80,7 +80,7 @@ class Server:
         self.selector.register(wake_read, selectors.EVENT_READ, "child")
 
     def serve(self) -> Job | None:
-        """Run until the owner hangs up (returns None, in the server) or a fork is made (returns its job, in the fork)."""
+        """Run until the owner hangs up: None, in the server; or a fork is made: its job, in the fork."""
         while True:
             for key, _events in self.selector.select():
                 if key.data == "owner":
