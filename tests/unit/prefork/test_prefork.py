@@ -185,3 +185,11 @@ def test_leaving_ends_the_server_and_its_forks(tmp_path: Path):
         assert sleeper.stdout.readline() == b"up\n"
     assert not server.alive()
     assert sleeper.wait(timeout=10) != 0
+
+
+def test_nothing_of_the_server_closes_a_descriptor_of_the_fork(prefork):
+    # A socket object inherited from the server, collected late, would close a number that the program has reused.
+    code = "import gc, os\nmine = [os.open('/dev/null', os.O_RDONLY) for _ in range(40)]\ngc.unfreeze(); gc.collect()\n"
+    code += "import atexit\natexit.register(lambda: [os.fstat(fd) for fd in mine] and print('all open', flush=True))"
+    done = run(prefork, "-c", code)
+    assert (done.returncode, done.stdout) == (0, "all open\n")

@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,7 @@ def run_job(
     run_dir: Path,
     *,
     prefork: Prefork | None = None,
+    forked: bool = True,
     on_step: Callable[[dict[str, Any]], None] = lambda record: None,
     on_wait: Callable[[str], None] = lambda phase: None,
 ) -> JobResult:
@@ -70,6 +72,7 @@ def run_job(
             short path for Ray.
         run_dir: where the job writes metrics.jsonl; its log goes to `run.log` there.
         prefork: a server to use; None starts one for this job.
+        forked: False starts no server; `command` then gets this interpreter.
         on_step: called with every record of metrics.jsonl as it appears.
         on_wait: called now and then before the first step, with what the job is doing.
     """
@@ -79,13 +82,17 @@ def run_job(
     first_step: float | None = None
     interrupted = False
     with contextlib.ExitStack() as stack:
-        server = prefork or stack.enter_context(Prefork(run_dir / "prefork.log", env=cpu_environment()))
+        python = sys.executable
+        if prefork is not None:
+            python = str(prefork.python)
+        elif forked:
+            python = str(stack.enter_context(Prefork(run_dir / "prefork.log", env=cpu_environment())).python)
         temp_dir = Path(tempfile.mkdtemp(prefix="nr-", dir=SHORT))
         stack.callback(shutil.rmtree, temp_dir, ignore_errors=True)
         log_path = run_dir / LOG_FILE
         with log_path.open("wb") as log:
             driver = subprocess.Popen(
-                list(command(str(server.python), temp_dir)),
+                list(command(python, temp_dir)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -94,7 +101,7 @@ def run_job(
                 start_new_session=True,
             )
         stack.callback(leftovers.remove, time.time())
-        stack.callback(_end_descendants, keep=server.pid if prefork else None)
+        stack.callback(_end_descendants, keep=prefork.pid if prefork else None)
         records = follow(run_dir / "metrics.jsonl")
         try:
             while driver.poll() is None:

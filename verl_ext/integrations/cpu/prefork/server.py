@@ -147,9 +147,15 @@ class Server:
                 os.kill(pid, signal.SIGKILL)
 
     def leave(self) -> None:
-        """In a fork: drop what belongs to the server. Its descriptors are closed when the job installs its own."""
+        """In a fork: drop what belongs to the server, whose descriptors the job closes when it installs its own.
+
+        A socket object that is collected later would close whatever has its number by then, so each one lets go here.
+        """
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        sockets = [key.data.socket for key in self.selector.get_map().values() if isinstance(key.data, _Connection)]
+        for item in [self.listener, *sockets]:
+            item.detach()
         self.selector.close()
 
 
