@@ -68,6 +68,14 @@ def _smoothing_note(run: RunData, key: str) -> str:
     return f" Strong line: mean of {window} steps; faint line: as logged." if window > 1 else ""
 
 
+def spread(levels: list[float], gap: float) -> list[float]:
+    """Heights for labels of ascending `levels`, each at its level or above it, at least `gap` apart."""
+    heights: list[float] = []
+    for level in levels:
+        heights.append(max(level, heights[-1] + gap) if heights else level)
+    return heights
+
+
 def _draw_reward(container: FigureBase, run: RunData, theme: Theme, wide: bool) -> None:
     key = _present(*names.REWARD)(run)[0]
     series = Series.of(run.series(key))
@@ -77,22 +85,25 @@ def _draw_reward(container: FigureBase, run: RunData, theme: Theme, wide: bool) 
     mark_broken(ax, series.broken, theme)
     baselines = run.info.baselines if run.info else {}
     first, last, _ = ends(series.values) if series.values else (0.0, 0.0, 0)
-    for index, (label, level) in enumerate(sorted(baselines.items(), key=lambda item: item[1])):
+    shown = [*series.values, *baselines.values()]
+    ordered = sorted(baselines.items(), key=lambda item: item[1])
+    # A line of text is about a seventeenth of the axis high, a tenth where the figure is small.
+    span = max(shown) - min(0.0, *shown) if shown else 0.0
+    heights = spread([level for _, level in ordered], span / (17 if wide else 10))
+    for (label, level), height in zip(ordered, heights, strict=True):
         ax.axhline(level, color=theme["orange"], linestyle=(0, (1, 2)), linewidth=1.6)
         # At the end where the curve is further away, so that neither hides the other.
         left = abs(first - level) > abs(last - level)
         ax.annotate(
             f"{label} {short(level)}",
-            (0.0 if left else 1.0, level),
+            (0.0 if left else 1.0, height),
             xycoords=("axes fraction", "data"),
-            xytext=(4 if left else -4, 5 if index % 2 == 0 or len(baselines) < 3 else -12),
+            xytext=(4 if left else -4, 3),
             textcoords="offset points",
             ha="left" if left else "right",
             fontsize=SMALL,
             color=theme["orange"],
-            bbox={"facecolor": theme["card"], "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
         )
-    shown = [*series.values, *baselines.values()]
     if shown and min(shown) >= 0 and min(shown) < 0.4 * max(shown):
         ax.set_ylim(bottom=0)
     if series.values:

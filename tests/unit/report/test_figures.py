@@ -15,6 +15,7 @@ from verl_ext.errors import NereusError
 from verl_ext.report import RunData, RunInfo, read_run, summarise
 from verl_ext.report.drawing import PlainFormatter, smooth, smoothing_window, thin
 from verl_ext.report.figures import draw_all, save_png
+from verl_ext.report.plots import spread
 from verl_ext.report.step_time import breakdown, ceiling
 
 
@@ -140,3 +141,7 @@ def test_thinning_keeps_the_spikes() -> None:
 )
 def test_tick_labels_tell_ticks_apart(ticks: list[float], labels: list[str]) -> None:
     assert PlainFormatter().format_ticks(ticks) == labels
+
+
+def test_labels_of_close_baselines_are_spread_and_far_ones_stay():
+    assert spread([0.06, 0.12, 0.23, 0.25, 0.9], 0.06) == pytest.approx([0.06, 0.12, 0.23, 0.29, 0.9])
