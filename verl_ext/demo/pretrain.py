@@ -62,12 +62,12 @@ class PretrainPlan:
 
     confidence: float = 0.2
     batch: int = 48
-    lr: float = 6e-3
+    lr: float = 5e-3
     warmup: int = 30
     decay: int = 300
-    floor: float = 0.15
-    gate: float = 0.985
-    gate_window: int = 12
+    floor: float = 0.25
+    gate: float = 0.99
+    gate_window: int = 15
     max_clean: int = 400
     soften: int = 100
     soften_lr: float = 3e-3

@@ -193,3 +193,10 @@ def test_nothing_of_the_server_closes_a_descriptor_of_the_fork(prefork):
     code += "import atexit\natexit.register(lambda: [os.fstat(fd) for fd in mine] and print('all open', flush=True))"
     done = run(prefork, "-c", code)
     assert (done.returncode, done.stdout) == (0, "all open\n")
+
+
+def test_killing_a_forks_process_group_leaves_the_server_alone(prefork):
+    done = run(prefork, "-c", "import os, signal; os.killpg(os.getpgrp(), signal.SIGKILL)")
+    assert done.returncode == -signal.SIGKILL
+    assert prefork.alive()
+    assert run(prefork, "-c", "print(1)").stdout == "1\n"

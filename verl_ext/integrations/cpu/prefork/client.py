@@ -55,10 +55,14 @@ def main(address: str, python: str, arguments: list) -> int:
     message = struct.pack("!I", len(body)) + body
     sent = connection.sendmsg([message], [rights])
     connection.sendall(message[sent:])
-    # The fork holds its own copies now. Keeping ours would keep pipes open after the fork has closed them.
+    # The fork holds its own copies now. Keeping ours would keep pipes open after the fork has closed them. Standard
+    # error stays, for the one thing there is to say below.
     null = os.open(os.devnull, os.O_RDWR)
     for fd in fds:
-        os.dup2(null, fd) if fd <= 2 else os.close(fd)
+        if fd > 2:
+            os.close(fd)
+        elif fd < 2:
+            os.dup2(null, fd)
 
     child = 0
 
@@ -80,7 +84,8 @@ def main(address: str, python: str, arguments: list) -> int:
                 signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
                 os.kill(os.getpid(), -code)
             return code
-    return 1  # the server is gone and took its forks with it
+    sys.stderr.write(f"nereus prefork: the server ended, and process {child} with it\n")
+    return 1
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ class Job:
         """Install descriptors, environment and signals, then execute. Returns or raises as the program does."""
         loaded_for = os.environ.get(RAY_JOB)
         install_descriptors(self.fds, list(self.received_fds))
+        # Ray ends a worker by killing its process group, which would be the server's.
+        os.setpgid(0, 0)
         os.environ.clear()
         os.environ.update(self.env)
         os.umask(self.umask)
