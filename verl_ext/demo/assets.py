@@ -164,7 +164,7 @@ def _save_model(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast, 
 
 @contextmanager
 def _one_seeded_thread(seed: int) -> Iterator[None]:
-    """One thread and one seed: sums keep their order, so the weights come out the same, and the caller's state stays."""
+    """One seed, and one thread so that sums keep their order; the caller's random state and threads stay."""
     import torch
 
     threads = torch.get_num_threads()

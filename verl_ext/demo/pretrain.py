@@ -51,7 +51,7 @@ class PretrainPlan:
         batch: words per step.
         lr: peak learning rate of AdamW.
         warmup: steps of linear warm-up.
-        decay: steps over which the first phase's learning rate falls linearly towards 0; it stops at `floor` times `lr`.
+        decay: steps in which the first phase's learning rate would fall linearly to 0; it stops at `floor` times `lr`.
         floor: see `decay`.
         gate: share of right tokens, over the last `gate_window` steps, that ends the first phase.
         max_clean: most steps of the first phase.
@@ -90,9 +90,7 @@ class Chat:
     def _template(self, word: str) -> list[int]:
         message = [{"role": "user", "content": self.task.prompt(word)}]
         return list(
-            self.tokenizer.apply_chat_template(
-                message, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
+            self.tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
         )
 
     def prompt(self, word: str) -> list[int]:
@@ -182,9 +180,7 @@ def pretrain(model: Qwen3MoeForCausalLM, chat: Chat, plan: PretrainPlan, *, seed
     task, rng = chat.task, random.Random(f"pretrain/{seed}")
     letters = torch.zeros(model.config.vocab_size)
     letters[chat.letters(task.alphabet)] = 1.0 / len(task.alphabet)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=plan.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=plan.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     recent: deque[float] = deque(maxlen=plan.gate_window)
     lengths = task.max_letters - task.min_letters + 1
     step, softened = 0, 0

@@ -18,8 +18,6 @@ from verl_ext.compat.versions import find_all
 from verl_ext.integrations.patches import all_patches
 
 GROUPS = ("verl.plugins", "vllm.general_plugins", "sglang.srt.plugins")
-# Without these nothing of nereus can run.
-ESSENTIAL = ("verl", "torch", "transformers", "ray", "tensordict", "TransferQueue")
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,10 @@ class Version:
     found: str | None
     tested: str
     ok: bool
+    """Can be used: tested, or installed and used through its public interface only."""
+    is_tested: bool
     essential: bool
+    """Needed by every run."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,14 @@ class Findings:
 
 def examine() -> Findings:
     versions = tuple(
-        Version(found.row.name, found.version, str(found.row.versions), found.tested, found.row.name in ESSENTIAL)
+        Version(
+            name=found.row.name,
+            found=found.version,
+            tested=str(found.row.versions),
+            ok=found.version is not None and (found.tested or not found.row.binding),
+            is_tested=found.tested,
+            essential=found.row.always,
+        )
         for found in find_all()
     )
     entry_points = {
@@ -151,7 +159,9 @@ def as_json(findings: Findings) -> str:
 def as_text(findings: Findings) -> str:
     lines = [f"nereus {findings.nereus}, Python {findings.python}", "", "Versions"]
     for version in findings.versions:
-        state = "ok" if version.ok else ("not installed" if version.found is None else "untested")
+        state = "tested" if version.is_tested else "not installed" if version.found is None else "untested"
+        if version.found is not None and not version.ok:
+            state = "refused"
         lines.append(f"  {version.name:14} {version.found or '-':14} {state:14} tested: {version.tested}")
     lines += ["", "Entry points"]
     for group, visible in findings.entry_points.items():

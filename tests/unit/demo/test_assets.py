@@ -94,7 +94,9 @@ def test_baselines_are_kept_with_the_assets(built: Path) -> None:
 
 def test_cached_path_is_quick_and_imports_nothing_heavy(built: Path) -> None:
     code = (
-        "import sys, time\nstart = time.perf_counter()\n" + PLAN_CODE + f"found = build_assets({str(built)!r}, seed=5, plan=plan)\n"
+        "import sys, time\nstart = time.perf_counter()\n"
+        + PLAN_CODE
+        + f"found = build_assets({str(built)!r}, seed=5, plan=plan)\n"
         "assert found.cached\nassert time.perf_counter() - start < 5\n"
         "print(sorted(sys.modules.keys() & {'torch', 'transformers', 'pyarrow', 'numpy', 'verl', 'ray', 'vllm'}))"
     )

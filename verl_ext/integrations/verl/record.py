@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext import __version__
+from verl_ext.compat.versions import untested
 from verl_ext.integrations.verl.process import (
     BOUNDED_SYNC,
     COMMAND_VARIABLE,
@@ -111,6 +112,7 @@ def _row(item: dict[str, Any]) -> ProcessReport:
 
 
 def _notes(activation: Activation) -> list[str]:
+    notes = untested(activation.versions)
     if activation.options.compat.allow_untested_versions:
-        return ["nereus.compat.allow_untested_versions=true: upstream versions outside the tested table are allowed"]
-    return []
+        notes.append("nereus.compat.allow_untested_versions=true: versions outside the table are allowed")
+    return notes

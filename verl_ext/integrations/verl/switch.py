@@ -70,8 +70,7 @@ def prepare(config: DictConfig) -> Activation:
     assert isinstance(values, dict)
     options = NereusOptions.from_mapping({str(key): value for key, value in values.items()})
     if not options.compat.allow_untested_versions:
-        engine = {"vllm": ("vllm",), "sglang": ("sglang",)}.get(config.actor_rollout_ref.rollout.name, ())
-        versions.check(("verl", "torch", "transformers", "ray", "tensordict", "TransferQueue", *engine))
+        versions.check(str(config.actor_rollout_ref.rollout.name))
     check(config, options)
     options.report.dir = os.path.abspath(options.report.dir or config.hydra.run.dir)
     platform = str(config.trainer.device)
