@@ -12,6 +12,8 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -154,11 +156,12 @@ class NereusOptions:
             "nereus.report.html_every_steps": self.report.html_every_steps,
         }
         for name, value in positive.items():
-            if value is not None and not value > 0:
+            # Neither nan nor inf: a wait without a limit is what the limit is for.
+            if value is not None and not (value > 0 and math.isfinite(value)):
                 raise NereusError(
-                    f"{name} has to be above zero",
+                    f"{name} has to be a number above zero",
                     where=name,
-                    expected="a positive number",
+                    expected="a positive, finite number",
                     got=repr(value),
                     change=f"give {name} a positive value",
                 )
@@ -201,10 +204,44 @@ def check_overrides(arguments: list[str]) -> None:
     sections = {name.split(".")[0] for name in keys()}
     for argument in arguments:
         name = argument.split("=", 1)[0].lstrip("+~")
-        if "=" in argument and name.startswith("nereus."):
+        if "=" not in argument:
+            continue
+        if name.startswith("actor_rollout_ref.nereus"):
+            raise NereusError(
+                "the workers' copy of the options is not set by hand",
+                where=argument,
+                expected="options under nereus",
+                got=name,
+                change=argument.lstrip("+~").removeprefix("actor_rollout_ref."),
+            )
+        if name.startswith("nereus."):
             key = name.removeprefix("nereus.").split("@")[0]
             if key not in sections:
                 check_key(key)
+
+
+def check_switch(arguments: list[str]) -> None:
+    """Check a command line for spellings of the switch that Hydra accepts and that switch nothing on.
+
+    Raises:
+        NereusError: `+plugins@somewhere=nereus` puts the switch where nobody looks, and `+plugin=nereus` is a plain
+            value of no meaning.
+    """
+    for argument in arguments:
+        found = re.fullmatch(r"\+*(\w+)(@[\w.]*)?=\W*nereus(\.yaml)?\W*", argument)
+        if found is None:
+            continue
+        name, package = found[1], found[2]
+        misspelt = name != "plugins" and difflib.get_close_matches(name, ["plugins"], cutoff=0.75)
+        misplaced = name == "plugins" and package not in (None, "@", "@_global_")
+        if misspelt or misplaced:
+            raise NereusError(
+                "this does not switch nereus on",
+                where="the command line",
+                expected="+plugins=nereus",
+                got=argument,
+                change="+plugins=nereus",
+            )
 
 
 def nearest(word: str, choices: tuple[str, ...]) -> str | None:

@@ -86,3 +86,12 @@ def test_options_reach_every_process_of_a_cluster_that_was_started_before(train,
     run.succeeded()
     assert "bounded weight sync on, 31 s" in run.log
     assert {item["process"] for item in run.info["processes"]} == PROCESSES
+
+
+@pytest.mark.slow
+def test_an_engine_of_two_tensor_parallel_workers_is_asked_in_both(train):
+    run = train("actor_rollout_ref.rollout.tensor_model_parallel_size=2", steps=2, workers=2).succeeded()
+    assert all(record["rollout_gap_max"] < 1e-5 for record in run.records)
+    names = {item["process"] for item in run.info["processes"]}
+    assert {"rollout 0 engine worker 0", "rollout 0 engine worker 1"} <= names
+    assert "rollout 1 server" not in names

@@ -20,9 +20,6 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import wrapt
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
-
 from verl_ext.errors import NereusError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +34,8 @@ class Patch(ABC):
         name: unique, kebab-case.
         target: `module:attribute.path` of what is replaced.
         why, upstream, remove_when: one sentence each.
-        versions: distribution -> specifier for which this patch was written; tried in order, one must be installed.
+        versions: distribution -> specifier for which this patch was written. Named in messages; what decides in a
+            process is the digest below.
         fingerprints: digests (`fingerprint()`) of the target's source that this patch knows how to replace.
         roles: processes (`actor`, `trainer`, `server`, `engine_core`, `engine_worker`) in which it must be applied
             before training starts.
@@ -76,14 +74,22 @@ class Patch(ABC):
 
     def verify(self, module: ModuleType) -> None:
         """Raise NereusError when the target is not what this patch was written against."""
-        found = fingerprint(resolve(module, self.target))
-        if found not in self.fingerprints:
-            versions = ", ".join(f"{name} {_version(name) or 'not installed'}" for name in self.versions)
+        try:
+            found = "digest " + fingerprint(resolve(module, self.target))
+        except AttributeError:
+            found = "nothing of that name"
+        except (OSError, TypeError) as error:  # compiled, or made at run time
+            found = f"an object without source ({error})"
+        if found not in [f"digest {known}" for known in self.fingerprints]:
+            versions = ", ".join(
+                f"{name} {_version(name) or 'not installed'}, written for {specifier}"
+                for name, specifier in self.versions.items()
+            )
             raise NereusError(
                 f"patch {self.name} does not know this version of {self.target}",
                 where=f"{self.target} ({versions})",
                 expected="source with digest " + " or ".join(self.fingerprints),
-                got=f"digest {found}",
+                got=found,
                 change="install the versions in `nereus doctor`, or report the digest so that the patch can be updated",
             )
 
@@ -93,12 +99,12 @@ class Patch(ABC):
 
     @classmethod
     def applicable(cls) -> bool:
-        """Whether an installed distribution has a version this patch is for."""
-        for name, specifier in cls.versions.items():
-            version = _version(name)
-            if version is not None:
-                return Version(Version(version).public) in SpecifierSet(specifier)
-        return False
+        """Whether what this patch replaces is installed here, in whatever version.
+
+        Not by version: a patch that was left out because of it would be a feature that is silently off. In a version that
+        it does not know, `verify` ends the process.
+        """
+        return any(_version(name) is not None for name in cls.versions)
 
 
 def resolve(module: ModuleType, target: str) -> Any:

@@ -6,7 +6,7 @@ import importlib.metadata
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from verl_ext.errors import NereusError
 
@@ -53,8 +53,13 @@ class Found:
 
     @property
     def tested(self) -> bool:
-        # A local label ("+cpu") names the build, not another release.
-        return self.version is not None and Version(Version(self.version).public) in self.row.versions
+        if self.version is None:
+            return False
+        try:
+            # A local label ("+cpu") names the build, not another release.
+            return Version(Version(self.version).public) in self.row.versions
+        except InvalidVersion:  # a build from source may call itself anything
+            return False
 
 
 def find(row: Supported) -> Found:

@@ -10,6 +10,7 @@ import pytest
 import typer.main
 
 from verl_ext import cli, config
+from verl_ext.compat.versions import TABLE
 from verl_ext.integrations.patches import all_patches
 
 ROOT = Path(__file__).parents[3]
@@ -98,3 +99,17 @@ def test_every_patch_is_on_the_page_about_attachment():
 def test_pictures_are_small():
     for picture in (ROOT / "docs" / "images").iterdir():
         assert picture.stat().st_size < 120_000, picture.name
+
+
+def test_the_versions_of_the_readme_are_the_tested_ones():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = re.search(
+        r"^\| \| (verl .*) \|\n.*\n\| tested \| (.*) \|\n\| another version \| (.*) \|$", text, re.MULTILINE
+    )
+    assert table is not None
+    names, versions, others = (row.split(" | ") for row in table.groups())
+    rows = {row.name: row for row in TABLE}
+    assert sorted(names) == sorted(rows)
+    for name, version, other in zip(names, versions, others, strict=True):
+        assert rows[name].versions.contains(version.split()[0]), name
+        assert other == ("refused" if rows[name].binding else "named"), name

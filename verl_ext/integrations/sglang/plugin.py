@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+
 
 def load() -> None:
     """Take part in the run this process was started for; do nothing outside one. Safe to call again.
 
-    SGLang logs an exception of a plugin and goes on, so a failure here has to end the process itself.
+    SGLang logs an exception of a plugin and goes on, so in a process of a run any failure here has to end the process.
     """
-    from verl_ext.errors import NereusError
-    from verl_ext.integrations.verl.process import activate_from_environment
-
     try:
+        from verl_ext.integrations.verl.process import activate_from_environment
+
         activate_from_environment()
-    except NereusError as error:
-        raise SystemExit(f"nereus cannot take part in this SGLang process:\n{error}") from error
+    except Exception as error:
+        if not os.environ.get("NEREUS_ACTIVATION"):
+            raise
+        raise SystemExit(
+            f"nereus cannot take part in this SGLang process:\n{type(error).__name__}: {error}"
+        ) from error

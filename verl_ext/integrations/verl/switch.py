@@ -7,9 +7,12 @@ options to where the workers can see them, and makes this process part of the ru
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -49,11 +52,54 @@ class Switch(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         try:
+            check_entry_point(getattr(sys.modules["__main__"], "__file__", None))
             activation = prepare(config)
             activate(activation)
             lower(config, activation, sys.orig_argv)
         except NereusError as error:
             raise SystemExit(f"nereus refused to start\n{error}") from error
+        except Exception as error:
+            traceback.print_exc()
+            unexpected = NereusError(
+                "nereus could not read this config",
+                where=f"Hydra's callback in process {os.getpid()}",
+                expected="the config of verl.trainer.main_ppo in verl 0.9.1",
+                got=f"{type(error).__name__}: {error}",
+                change="see the traceback above; report it, or run without +plugins=nereus",
+            )
+            raise SystemExit(f"nereus refused to start\n{unexpected}") from error
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        # Hydra calls on_run_start for single runs only: the jobs of a sweep would train without nereus.
+        error = NereusError(
+            "a sweep of Hydra would train without nereus",
+            where="--multirun (or hydra.mode=MULTIRUN)",
+            expected="one training run for each command",
+            got="a sweep",
+            change="leave --multirun out and call the command once for each value, or run without +plugins=nereus",
+        )
+        raise SystemExit(f"nereus refused to start\n{error}")
+
+
+def check_entry_point(main: str | None) -> None:
+    """Raise NereusError in a program of verl's that has no roll call.
+
+    Args:
+        main: the file of the program that runs; None when it has none. Programs outside verl are let through: they may
+            call verl's `run_ppo` themselves.
+    """
+    spec = importlib.util.find_spec("verl")
+    if main is None or spec is None or spec.origin is None:
+        return
+    package, program = Path(spec.origin).resolve().parent, Path(main).resolve()
+    if package in program.parents and program != package / "trainer" / "main_ppo.py":
+        raise NereusError(
+            "nereus extends the trainers of verl.trainer.main_ppo; this program would run without it",
+            where=str(program.relative_to(package.parent)),
+            expected="python -m verl.trainer.main_ppo",
+            got=str(program.relative_to(package.parent)),
+            change="use verl.trainer.main_ppo, or run without +plugins=nereus",
+        )
 
 
 def prepare(config: DictConfig) -> Activation:
@@ -65,6 +111,14 @@ def prepare(config: DictConfig) -> Activation:
     Raises:
         NereusError: an option, a combination or a version that cannot be right.
     """
+    if not OmegaConf.is_dict(config.get("nereus")) or OmegaConf.select(config, "actor_rollout_ref.rollout") is None:
+        raise NereusError(
+            "the options of nereus or the rollout of verl are not in this config",
+            where="nereus, actor_rollout_ref.rollout",
+            expected="the config of verl.trainer.main_ppo with +plugins=nereus",
+            got=f"nereus={config.get('nereus')}, and at the top: {', '.join(str(key) for key in config)}",
+            change="do not set nereus or actor_rollout_ref as a whole",
+        )
     # verl's config holds interpolations that only resolve later; only our own part has to resolve here.
     values = OmegaConf.to_container(config.nereus, resolve=True)
     assert isinstance(values, dict)
@@ -106,14 +160,19 @@ def lower(config: DictConfig, activation: Activation, command: list[str]) -> Non
                 change="call your own hook from a module that your workers import",
             )
         runtime_env.worker_process_setup_hook = RAY_SETUP_HOOK
-        variables[VARIABLE] = activation.to_json()
-        variables[COMMAND_VARIABLE] = json.dumps(command)
-        variables[DRIVER_VARIABLE] = json.dumps(report("driver", "driver"))
+        variables[VARIABLE] = _without_interpolation(activation.to_json())
+        variables[COMMAND_VARIABLE] = _without_interpolation(json.dumps(command))
+        variables[DRIVER_VARIABLE] = _without_interpolation(json.dumps(report("driver", "driver")))
         if activation.platform == "cpu":
             for name, value in CPU_ENVIRONMENT.items():
                 variables.setdefault(name, os.environ.get(name, value))
-            # A cluster that runs already has its own resources.
-            if init.get("num_gpus") is None and init.get("address") is None:
+            # A cluster that runs already has its own resources, and Ray refuses to be given more.
+            if init.get("num_gpus") is None and init.get("address") is None and not os.environ.get("RAY_ADDRESS"):
                 init.num_gpus = config.trainer.n_gpus_per_node
             if activation.options.cpu.python:
                 runtime_env.py_executable = activation.options.cpu.python
+
+
+def _without_interpolation(text: str) -> str:
+    """The same JSON without a `${`, which verl's config would try to resolve, as in a command line that has one."""
+    return text.replace("$", "\\u0024")
