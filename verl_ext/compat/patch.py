@@ -99,11 +99,7 @@ class Patch(ABC):
 
     @classmethod
     def applicable(cls) -> bool:
-        """Whether what this patch replaces is installed here, in whatever version.
-
-        Not by version: a patch that was left out because of it would be a feature that is silently off. In a version that
-        it does not know, `verify` ends the process.
-        """
+        """Whether what this patch replaces is installed here, in whatever version."""
         return any(_version(name) is not None for name in cls.versions)
 
 

@@ -61,16 +61,16 @@ def demo_overrides(
         "algorithm.use_kl_in_reward=False",
         "actor_rollout_ref.actor.use_kl_loss=False",
         "actor_rollout_ref.actor.entropy_coeff=0",
-        f"data.train_files={_quoted(assets.train)}",
-        f"data.val_files={_quoted(assets.test)}",
+        f"data.train_files={quoted(assets.train)}",
+        f"data.val_files={quoted(assets.test)}",
         f"data.train_batch_size={prompts}",
         f"data.max_prompt_length={PROMPT_TOKENS}",
         f"data.max_response_length={RESPONSE_TOKENS}",
         "data.shuffle=True",
         f"data.seed={seed}",
-        f"reward.custom_reward_function.path={_quoted(assets.reward)}",
+        f"reward.custom_reward_function.path={quoted(assets.reward)}",
         "reward.custom_reward_function.name=compute_score",
-        f"actor_rollout_ref.model.path={_quoted(assets.model)}",
+        f"actor_rollout_ref.model.path={quoted(assets.model)}",
         # Eight answers to a prompt: with about one letter in five right, groups without any difference are rare.
         f"actor_rollout_ref.rollout.n={samples}",
         # The policy that is trained is the policy that is sampled: any other temperature, top-k or top-p would not be.
@@ -96,6 +96,6 @@ def demo_overrides(
     ]
 
 
-def _quoted(path: object) -> str:
+def quoted(path: object) -> str:
     """A path as a Hydra value, so that blanks, commas and braces in it stay what they are."""
     return "'" + str(path).replace("'", "\\'") + "'"

@@ -6,14 +6,44 @@ The training itself is in `recipe.py`. These overrides are plain verl: they hold
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-# A user's model is no toy: a step that a real model survives, and room for a real answer.
+from verl_ext.demo.recipe import PROMPT_TOKENS, RESPONSE_TOKENS, quoted
+
+# A user's model is no toy: a step that a real model survives.
 OWN_LR = 1e-6
-OWN_PROMPT_TOKENS = 512
-OWN_RESPONSE_TOKENS = 128
 OWN_PROMPTS = 4
 OWN_SAMPLES = 4
+OBJECT_STORE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Longest prompt and longest response, in tokens."""
+
+    prompt: int
+    response: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.response
+
+
+# The tiny model has 256 positions and a token a letter; a user's tokenizer may need a hundred tokens for its template.
+DEMO_LENGTHS = Lengths(PROMPT_TOKENS, RESPONSE_TOKENS)
+OWN_MODEL_LENGTHS = Lengths(128, 32)
+OWN_DATA_LENGTHS = Lengths(160, 64)
+OWN_BOTH_LENGTHS = Lengths(512, 128)
+
+
+def lengths(model: Path | None, data: Path | None) -> Lengths:
+    """What the demo leaves room for, by what of it is the user's own."""
+    if model is not None and data is not None:
+        return OWN_BOTH_LENGTHS
+    if model is not None:
+        return OWN_MODEL_LENGTHS
+    return DEMO_LENGTHS if data is None else OWN_DATA_LENGTHS
 
 
 def cpu_overrides(*, workers: int = 1, dtype: str = "float32", max_model_len: int, temp_dir: Path) -> list[str]:
@@ -65,11 +95,8 @@ def cpu_overrides(*, workers: int = 1, dtype: str = "float32", max_model_len: in
         "ray_kwargs.ray_init.num_cpus=16",
         "+ray_kwargs.ray_init.include_dashboard=False",
         f"+ray_kwargs.ray_init.object_store_memory={OBJECT_STORE_BYTES}",
-        f"+ray_kwargs.ray_init._temp_dir={temp_dir}",
+        f"+ray_kwargs.ray_init._temp_dir={quoted(temp_dir)}",
     ]
-
-
-OBJECT_STORE_BYTES = 256 << 20
 
 
 def bucket_override(model: Path) -> str:
@@ -79,23 +106,25 @@ def bucket_override(model: Path) -> str:
     return f"actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes={megabytes}"
 
 
-def own_overrides(
-    model: Path | None, data: Path | None, reward: Path | None, *, steps: int, prompts: int = OWN_PROMPTS
-) -> list[str]:
+def own_overrides(model: Path | None, data: Path | None, reward: Path | None) -> list[str]:
     """Put a user's model, data or reward in the place of the demo's. Later overrides win."""
     overrides: list[str] = []
+    if model is not None or data is not None:
+        room = lengths(model, data)
+        overrides += [
+            f"data.max_prompt_length={room.prompt}",
+            f"data.max_response_length={room.response}",
+            "data.filter_overlong_prompts=True",
+        ]
     if model is not None:
-        overrides += [f"actor_rollout_ref.model.path='{model}'", f"actor_rollout_ref.actor.optim.lr={OWN_LR:g}"]
+        overrides += [f"actor_rollout_ref.model.path={quoted(model)}", f"actor_rollout_ref.actor.optim.lr={OWN_LR:g}"]
     if data is not None:
         overrides += [
-            f"data.train_files='{data}'",
-            f"data.val_files='{data}'",
-            f"data.max_prompt_length={OWN_PROMPT_TOKENS}",
-            f"data.max_response_length={OWN_RESPONSE_TOKENS}",
-            "data.filter_overlong_prompts=True",
-            f"data.train_batch_size={prompts}",
+            f"data.train_files={quoted(data)}",
+            f"data.val_files={quoted(data)}",
+            f"data.train_batch_size={OWN_PROMPTS}",
             f"actor_rollout_ref.rollout.n={OWN_SAMPLES}",
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={OWN_PROMPTS}",
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
             "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
         ]
@@ -103,8 +132,8 @@ def own_overrides(
             # verl's own rewards, chosen by the data's `data_source`.
             overrides.append("reward.custom_reward_function.path=null")
     if reward is not None:
-        overrides.append(f"reward.custom_reward_function.path='{reward}'")
-    return [*overrides, f"trainer.total_training_steps={steps}"]
+        overrides.append(f"reward.custom_reward_function.path={quoted(reward)}")
+    return overrides
 
 
 def command(python: str, overrides: Sequence[str]) -> list[str]:

@@ -12,11 +12,11 @@ def all_patches() -> list[Patch]:
 
 
 def wanted(platform: str, rollout: str) -> list[Patch]:
-    """The patches for a run whose upstream distribution is installed in a version they are for.
+    """The patches of a run. In a version of its upstream that a patch does not know, it ends the process.
 
     Args:
         platform: verl's `trainer.device`.
         rollout: verl's `rollout.name`.
     """
     classes = [*(VLLM_PATCHES if rollout == "vllm" else ()), *(CPU_PATCHES if platform == "cpu" else ())]
-    return [patch() for patch in classes if patch.applicable()]
+    return [patch() for patch in classes]

@@ -150,7 +150,7 @@ def _length(run: RunData) -> Card:
     first, last, _ = ends(values)
     clip = run.finite(names.CLIP_RATIO)[1]
     share = f"{clip[-1]:.0%}" if clip and 0 <= clip[-1] <= 1 else short(clip[-1]) if clip else ""
-    context = f"tokens, from {short(first)}" + (f"; {share} cut at the limit" if clip else "")
+    context = f"tokens, from {short(first)}" + (f"; {share} as long as the longest" if clip else "")
     return Card("Response length", short(last), context)
 
 

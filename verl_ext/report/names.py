@@ -59,7 +59,7 @@ MEANINGS: dict[str, str] = {
     "critic/rewards/mean": "score after the KL penalty, mean over responses",
     "critic/advantages/mean": "advantage, mean over tokens",
     "response_length/mean": "tokens per response",
-    "response_length/clip_ratio": "share of responses cut at the length limit",
+    "response_length/clip_ratio": "share of responses as long as the longest of the step",
     "response/aborted_ratio": "share of responses that were aborted",
     "prompt_length/mean": "tokens per prompt",
     "training/rollout_probs_diff_max": "largest |p(trainer) - p(rollout)| of any sampled token",

@@ -194,7 +194,7 @@ def _draw_length(container: FigureBase, run: RunData, theme: Theme, wide: bool) 
 
 
 def _length_caption(run: RunData) -> str:
-    return "Tokens per response, and the share of responses cut at the length limit."
+    return "Tokens per response, and the share of responses as long as the longest of the step."
 
 
 def _draw_health(container: FigureBase, run: RunData, theme: Theme, wide: bool) -> None:

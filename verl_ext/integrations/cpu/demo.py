@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from rich.console import Console
 from verl_ext import __version__
 from verl_ext.demo import stack
 from verl_ext.demo.assets import DemoAssets, build_assets
-from verl_ext.demo.recipe import demo_overrides
+from verl_ext.demo.recipe import demo_overrides, quoted
 from verl_ext.errors import NereusError
 from verl_ext.integrations.cpu.environment import cpu_environment
 from verl_ext.integrations.cpu.prefork.launch import Prefork
 from verl_ext.integrations.cpu.supervise import LOG_FILE, JobResult, refusal, run_job
+from verl_ext.report.findings import ends
 
 STEPS, OWN_STEPS = 60, 10
 INTERRUPTED = 130
@@ -72,7 +72,7 @@ class Request:
 
     @property
     def own(self) -> bool:
-        return self.model is not None or self.data is not None
+        return any(item is not None for item in (self.model, self.data, self.reward))
 
 
 def run(request: Request) -> int:
@@ -110,18 +110,19 @@ def _assets(folder: Path, console: Console) -> DemoAssets:
 def _overrides(request: Request, assets: DemoAssets, run_dir: Path, python: str, temp: Path) -> list[str]:
     steps = request.steps or (OWN_STEPS if request.own else STEPS)
     recipe = demo_overrides(assets, steps=steps, workers=request.workers)
-    length = stack.OWN_PROMPT_TOKENS + stack.OWN_RESPONSE_TOKENS if request.data else 64
+    # vLLM wants room for one token more than verl ever asks for.
+    length = stack.lengths(request.model, request.data).total + 1
     baselines = {} if request.own else assets.baselines
     labels = ",".join(f"'{label}={value:.4f}'" for label, value in baselines.items())
     return [
         *recipe,
         *stack.cpu_overrides(workers=request.workers, dtype=request.dtype, max_model_len=length, temp_dir=temp),
         stack.bucket_override(request.model or assets.model),
-        *stack.own_overrides(request.model, request.data, request.reward, steps=steps),
-        f"hydra.run.dir='{run_dir}'",
+        *stack.own_overrides(request.model, request.data, request.reward),
+        f"hydra.run.dir={quoted(run_dir)}",
         "hydra.output_subdir=null",
-        f"trainer.default_local_dir='{run_dir}/checkpoints'",
-        f"nereus.report.dir='{run_dir}'",
+        f"trainer.default_local_dir={quoted(run_dir / 'checkpoints')}",
+        f"nereus.report.dir={quoted(run_dir)}",
         "nereus.report.title='nereus demo'",
         f"nereus.report.baselines=[{labels}]",
         f"nereus.cpu.python={python}",
@@ -219,8 +220,8 @@ def _conclude(console: Console, run_dir: Path, result: JobResult, progress: _Pro
     _write_timing(run_dir, result)
     rewards = [record["reward"] for record in progress.records if record.get("reward") is not None]
     if rewards:
-        head, tail = _mean(rewards[:3]), _mean(rewards[-5:])
-        console.print(f"\nreward {head:.2f} -> {tail:.2f} over {len(rewards)} steps")
+        first, last, _few = ends(rewards)
+        console.print(f"\nreward {first:.2f} -> {last:.2f} over {len(rewards)} steps")
     if result.first_step_s is not None:
         console.print(f"first step after {result.first_step_s:.0f} s, all of it {result.seconds:.0f} s")
     console.print(f"report: {report}")
@@ -232,7 +233,3 @@ def _write_timing(run_dir: Path, result: JobResult) -> None:
     temporary = run_dir / ".timing.json"
     temporary.write_text(json.dumps(timing) + "\n")
     temporary.replace(run_dir / "timing.json")
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -19,7 +19,7 @@ class SingleGlooBackend(Patch):
     remove_when = "verl names a device only once in the process group's backend string"
     versions = VERL_0_9_1
     fingerprints = ("761a94d1a2e0",)
-    roles = frozenset({"actor", "critic", "ref"})
+    roles = frozenset({"actor", "remote_actor", "critic", "ref"})
 
     def replace(self, module: ModuleType) -> None:
         original = module.initialize_global_process_group_ray

@@ -17,6 +17,4 @@ def load() -> None:
     except Exception as error:
         if not os.environ.get("NEREUS_ACTIVATION"):
             raise
-        raise SystemExit(
-            f"nereus cannot take part in this SGLang process:\n{type(error).__name__}: {error}"
-        ) from error
+        raise SystemExit(f"nereus cannot take part in this SGLang process:\n{type(error).__name__}: {error}") from error

@@ -25,20 +25,32 @@ def _answer(_actor: Any, process: str, role: str) -> dict[str, Any]:
 
 
 def _handles(trainer: Any) -> list[tuple[str, str, Any]]:
-    """(process name, role, actor handle) of every Ray actor that works for this trainer."""
+    """(process name, role, actor handle) of every Ray actor that works for this trainer, but the rollout servers."""
     found: list[tuple[str, str, Any]] = []
-    for attribute, role in (("actor_rollout_wg", "actor"), ("ref_policy_wg", "ref"), ("critic_wg", "critic")):
+
+    def add(label: str, role: str, handles: Any) -> None:
+        known = [handle for _, _, handle in found]
+        new = [handle for handle in handles or () if handle not in known]
+        found.extend((f"{label} {rank}", role, handle) for rank, handle in enumerate(new))
+
+    # An actor that shares its GPUs with the rollout sends the weights itself.
+    colocated = getattr(trainer, "_enable_hybrid_replicas", True)
+    add("actor", "actor" if colocated else "remote_actor", trainer.actor_rollout_wg.workers)
+    for attribute, role in (("ref_policy_wg", "ref"), ("critic_wg", "critic")):
         group = getattr(trainer, attribute, None)
-        if group is None or any(group.workers[0] == handle for _, _, handle in found):
-            continue
-        found += [(f"{role} {rank}", role, handle) for rank, handle in enumerate(group.workers)]
+        add(role, role, group.workers if group is not None else ())
+    for replica in _replicas(trainer):
+        add(f"rollout {replica.replica_rank} weight receiver", "receiver", replica.workers)
     reward = getattr(trainer, "reward_loop_manager", None)
-    for rank, handle in enumerate(getattr(reward, "reward_loop_worker_handles", None) or ()):
-        found.append((f"reward {rank}", "reward", handle))
+    add("reward", "reward", getattr(reward, "reward_loop_worker_handles", None))
     loop = getattr(trainer, "agent_loop_manager", None)
-    for rank, handle in enumerate(getattr(loop, "agent_loop_workers", None) or ()):
-        found.append((f"agent loop {rank}", "agent_loop", handle))
+    add("agent loop", "agent_loop", getattr(loop, "agent_loop_workers", None))
     return found
+
+
+def _replicas(trainer: Any) -> list[Any]:
+    """Rollout replicas on the trainer's GPUs and, with a separate rollout, on their own."""
+    return [replica for manager in trainer._rollout_server_managers() for replica in manager.get_replicas()]
 
 
 def take(trainer: Any) -> list[dict[str, Any]]:
@@ -51,7 +63,7 @@ def take(trainer: Any) -> list[dict[str, Any]]:
     questions: dict[Any, str] = {}
     for process, role, handle in _handles(trainer):
         questions[handle.__ray_call__.remote(_answer, process, role)] = process
-    for replica in trainer.llm_server_manager.get_replicas():
+    for replica in _replicas(trainer):
         for index, server in enumerate(replica.servers):
             name = f"rollout {replica.replica_rank}" + (f".{index}" if index else "")
             if hasattr(server, "nereus_reports"):

@@ -17,7 +17,7 @@ class BoundedWeightSyncWait(Patch):
     remove_when = "verl's sender ends when the receiving call has failed"
     versions = VERL_0_9_1
     fingerprints = ("acd9dd63022e",)
-    roles = frozenset({"actor"})
+    roles = frozenset({"actor", "receiver"})
 
     def replace(self, module: ModuleType) -> None:
         sender = module.BucketedWeightSender

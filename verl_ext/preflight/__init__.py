@@ -1,0 +1,70 @@
+"""Refuse what verl 0.9.1 would accept and silently not do, and inputs that cannot be used.
+
+Every rule is a function of the composed config, of files it names and of the machine: it yields findings and changes
+nothing. `check` raises the first one. Facts and line numbers are in `docs/refusals.md`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl_ext.config import NereusOptions
+from verl_ext.preflight.ignored import (
+    bypass_drops_correction,
+    correction_needs_log_probs,
+    disaggregated_prefill,
+    fp8_kv_cache,
+    legacy_reward_keys,
+    legacy_trainer,
+    lora_delivery,
+    lora_key,
+    nereus_router_replay,
+    prefix_grouper,
+    replay_engine,
+    replay_needs_experts,
+    replay_rollout,
+    replay_switches,
+    rollout_engine,
+)
+from verl_ext.preflight.inputs import readable_data, readable_model, reward_function
+from verl_ext.preflight.machine import check_shared_memory, cpu_platform, free_ports, shared_memory
+from verl_ext.preflight.view import Rule, View
+
+__all__ = ["RULES", "Rule", "View", "check", "check_shared_memory"]
+
+RULES: tuple[Rule, ...] = (
+    legacy_trainer,
+    rollout_engine,
+    legacy_reward_keys,
+    cpu_platform,
+    readable_model,
+    readable_data,
+    reward_function,
+    replay_needs_experts,
+    nereus_router_replay,
+    replay_engine,
+    replay_rollout,
+    replay_switches,
+    lora_key,
+    lora_delivery,
+    bypass_drops_correction,
+    correction_needs_log_probs,
+    prefix_grouper,
+    fp8_kv_cache,
+    disaggregated_prefill,
+    free_ports,
+    shared_memory,
+)
+
+
+def check(config: Any, options: NereusOptions) -> None:
+    """Raise NereusError at the first setting that verl would silently ignore, or an input that cannot be used.
+
+    Args:
+        config: verl's composed config, or nested dicts like it.
+        options: nereus's own, checked.
+    """
+    view = View(config)
+    for rule in RULES:
+        for finding in rule(view, options):
+            raise finding
