@@ -14,10 +14,11 @@ import hashlib
 import json
 import math
 import re
+import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 from verl_ext.errors import NereusError
 
@@ -32,7 +33,8 @@ class RoutingOptions:
     """Router replay on mixture-of-experts models."""
 
     mode: str = "off"
-    """off, R2 (record in the log-prob pass), R3 (record in the rollout) or PR2 (predictive). Only off in this version."""
+    """off, R2 (record in the log-prob pass), R3 (record in the rollout) or PR2 (predictive). Only off in this
+    version."""
 
 
 @dataclass
@@ -47,7 +49,7 @@ class WeightSyncOptions:
 class TrainerOptions:
     """What the trainer does between steps."""
 
-    poll_interval_s: Optional[float] = None
+    poll_interval_s: float | None = None
     """Seconds between two looks at the replay buffer; null keeps verl's 2.0 (0.05 on the cpu platform)."""
 
 
@@ -81,7 +83,7 @@ class CompatOptions:
 class CpuOptions:
     """The cpu platform (`trainer.device=cpu`)."""
 
-    python: Optional[str] = None
+    python: str | None = None
     """Executable that stands in for python in every process of the run, as made by the prefork server."""
 
 
@@ -292,7 +294,7 @@ def _build(cls: type, values: Mapping[str, Any], path: str) -> Any:
 
 
 def _convert(value: Any, kind: Any, where: str) -> Any:
-    alternatives = typing.get_args(kind) if typing.get_origin(kind) is typing.Union else (kind,)
+    alternatives = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     for alternative in alternatives:
         if alternative == list[str] and isinstance(value, list):
             return [_convert(item, str, f"{where}[{index}]") for index, item in enumerate(value)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class NereusError(Exception):
     """A refusal with everything a person needs to act on it.
@@ -14,11 +16,11 @@ class NereusError(Exception):
         change: what to do about it (an override to paste where there is one).
     """
 
-    def __init__(self, what: str, *, where: str, expected: str, got: str, change: str):
+    def __init__(self, what: str, *, where: str, expected: str, got: str, change: str) -> None:
         self.what, self.where, self.expected, self.got, self.change = what, where, expected, got, change
         super().__init__(what)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         # Keyword-only arguments do not survive the default exception pickling, and Ray pickles every exception.
         return _rebuild, (type(self), self.what, self.where, self.expected, self.got, self.change)
 

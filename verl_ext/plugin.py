@@ -2,8 +2,8 @@
 
 verl imports this module and nothing more, and logs its failure at DEBUG, which nobody sees. So: without the switch this
 module only makes the switch known to Hydra; with the switch on the command line, or in a process of a run, any failure
-here ends the process. Only the standard library is imported before the guard below. When verl does not import this module
-at all, `hydra_plugins/nereus_tripwire.py` takes over.
+here ends the process. Only the standard library is imported before the guard below. When verl does not import this
+module at all, `hydra_plugins/nereus_tripwire.py` takes over.
 """
 
 import os
@@ -15,12 +15,12 @@ import sys
 SWITCH = re.compile(r"\+*plugins(@[\w.]*)?=(.*[^\w-])?nereus(?![\w-]).*")
 
 
-def requested(arguments: list) -> bool:
+def requested(arguments: list[str]) -> bool:
     """Whether a Hydra command line asks for nereus."""
     return any(SWITCH.fullmatch(argument) for argument in arguments)
 
 
-def _load(arguments: list) -> None:
+def _load(arguments: list[str]) -> None:
     from verl_ext.config import check_overrides, check_switch
     from verl_ext.errors import NereusError
     from verl_ext.integrations.verl.process import activate_from_environment

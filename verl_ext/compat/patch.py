@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import wrapt
+
 from verl_ext.errors import NereusError
 
 logger = logging.getLogger(__name__)

@@ -265,9 +265,9 @@ def fp8_kv_cache(view: View, _options: NereusOptions) -> Iterator[NereusError]:
         # Either becomes an argument of the engine's command line, where a dash is as good as an underscore.
         if str(key).replace("-", "_") == "kv_cache_dtype" and _needs_scales(str(value)):
             yield NereusError(
-                "the FP8 KV cache would run with scales of 1.0, or with scales of the dummy weights it was started with",
+                "the FP8 KV cache would run with scales of 1.0, or with those of the dummy weights it was started with",
                 where=f"{ROLLOUT}.engine_kwargs.{engine}.{key}",
-                expected="scales calibrated on the current weights; neither verl 0.9.1 nor this version of nereus has any",
+                expected="scales calibrated on the current weights, which neither verl 0.9.1 nor this nereus has",
                 got=str(value),
                 change=f"{ROLLOUT}.engine_kwargs.{engine}.{key}=auto",
             )

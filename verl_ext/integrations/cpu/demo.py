@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from verl_ext.errors import NereusError
 from verl_ext.integrations.cpu.environment import cpu_environment
 from verl_ext.integrations.cpu.prefork.launch import Prefork
 from verl_ext.integrations.cpu.supervise import LOG_FILE, JobResult, refusal, run_job
+from verl_ext.preflight import check_shared_memory
 from verl_ext.report.findings import ends
 
 STEPS, OWN_STEPS = 60, 10
@@ -128,19 +128,6 @@ def _overrides(request: Request, assets: DemoAssets, run_dir: Path, python: str,
         f"nereus.cpu.python={python}",
         *request.overrides,
     ]
-
-
-def check_shared_memory(folder: Path, needed: int) -> None:
-    """Raise NereusError when Ray's object store and the weight sync would not find room (bytes)."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise NereusError(
-            "there is too little shared memory",
-            where=str(folder),
-            expected=f"{needed >> 20} MiB free, for Ray's objects and the weight sync",
-            got=f"{free >> 20} MiB",
-            change="free some, or give the container more (docker run --shm-size=1g)",
-        )
 
 
 class _Progress:
