@@ -1,9 +1,9 @@
 """The second tripwire: verl runs, its command line asks for nereus, and verl has not loaded it.
 
-Hydra takes `+plugins=nereus` as a plain value when nobody has registered the group, and the run goes on without nereus.
-That happens when `VERL_USE_EXTERNAL_PLUGINS` leaves nereus out, or when the entry point is gone from the metadata of the
-package. Hydra imports whatever lies in the namespace package `hydra_plugins` before it composes anything, so it is asked
-here. This folder must not get an `__init__.py`: other packages put their Hydra plugins beside this one.
+Hydra takes `+plugins=nereus` as a plain value when nobody has registered the group, and the run goes on without it.
+That happens when `VERL_USE_EXTERNAL_PLUGINS` leaves nereus out, or when the entry point is gone from the package's
+metadata. Hydra imports whatever lies in the namespace package `hydra_plugins` before it composes anything, so it is
+asked here. This folder must not get an `__init__.py`: other packages put their Hydra plugins beside this one.
 
 Nothing of nereus is imported: this has to work when nothing of nereus does.
 """

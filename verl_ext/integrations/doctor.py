@@ -78,6 +78,7 @@ def examine() -> Findings:
     entry_points = {
         group: any(point.name == "nereus" for point in importlib.metadata.entry_points(group=group)) for group in GROUPS
     }
+    entry_points["hydra_plugins"] = _tripwire_visible()
     environment = tuple(_environment())
     by_name = {version.name: version for version in versions}
     essential = all(version.ok for version in versions if version.essential)
@@ -96,8 +97,16 @@ def examine() -> Findings:
     )
 
 
+def _tripwire_visible() -> bool:
+    """Whether Hydra finds the module that stops a run which asks for nereus where verl has not loaded it."""
+    try:
+        return importlib.util.find_spec("hydra_plugins.nereus_tripwire") is not None
+    except ModuleNotFoundError:  # no package of that name at all
+        return False
+
+
 def _environment() -> list[str]:
-    """Variables that would keep nereus out of a process."""
+    """Variables that would keep nereus out of a process, or in another run."""
     found = []
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if policy != "auto" and "nereus" not in [name.strip() for name in policy.split(",")]:
@@ -107,6 +116,8 @@ def _environment() -> list[str]:
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "nereus" not in allowed.split(","):
         found.append(f"VLLM_PLUGINS={allowed}: vLLM will not load nereus; unset it or add nereus to the list")
+    if os.environ.get("NEREUS_ACTIVATION"):
+        found.append("NEREUS_ACTIVATION is set: every process would join the run it was made for; unset it")
     return found
 
 

@@ -87,6 +87,7 @@ def run(request: Request) -> int:
         # Beside the imports of the prefork server: two cores, two jobs.
         assets = _assets(request.runs.resolve() / "assets", console)
         progress = _Progress(console, run_dir, started)
+        before_s = time.monotonic() - started
         result = run_job(
             lambda python, temp: stack.command(sys.executable, _overrides(request, assets, run_dir, python, temp)),
             run_dir,
@@ -96,7 +97,7 @@ def run(request: Request) -> int:
         )
     progress.done()
     _point_latest(request.runs.resolve() / "latest", run_dir)
-    return _conclude(console, run_dir, result, progress)
+    return _conclude(console, run_dir, result, progress, before_s)
 
 
 def _assets(folder: Path, console: Console) -> DemoAssets:
@@ -153,7 +154,7 @@ class _Progress:
     def step(self, record: dict[str, Any]) -> None:
         self.done()
         if not self.records:
-            self._console.print(_active(self._run_dir), markup=False)
+            self._console.print(_active(self._run_dir), markup=False, soft_wrap=True)
             self._console.print(f"{'step':>5}  {'reward':>6}  {'length':>6}  {'gap':>8}  {'seconds':>7}")
         self.records.append(record)
         self._console.print(
@@ -193,7 +194,7 @@ def _point_latest(link: Path, run_dir: Path) -> None:
     temporary.replace(link)
 
 
-def _conclude(console: Console, run_dir: Path, result: JobResult, progress: _Progress) -> int:
+def _conclude(console: Console, run_dir: Path, result: JobResult, progress: _Progress, before_s: float) -> int:
     log = run_dir / LOG_FILE
     if result.interrupted:
         console.print(f"\ninterrupted after {len(progress.records)} steps; log: {log}")
@@ -204,19 +205,23 @@ def _conclude(console: Console, run_dir: Path, result: JobResult, progress: _Pro
         console.print(f"full log: {log}")
         return 1
     report = run_dir / "report.html"
-    _write_timing(run_dir, result)
+    _write_timing(run_dir, result, before_s)
     rewards = [record["reward"] for record in progress.records if record.get("reward") is not None]
     if rewards:
         first, last, _few = ends(rewards)
         console.print(f"\nreward {first:.2f} -> {last:.2f} over {len(rewards)} steps")
     if result.first_step_s is not None:
-        console.print(f"first step after {result.first_step_s:.0f} s, all of it {result.seconds:.0f} s")
+        console.print(
+            f"first step after {before_s + result.first_step_s:.0f} s, all of it {before_s + result.seconds:.0f} s"
+        )
     console.print(f"report: {report}")
     return 0
 
 
-def _write_timing(run_dir: Path, result: JobResult) -> None:
-    timing = {"first_step_s": result.first_step_s, "total_s": result.seconds}
+def _write_timing(run_dir: Path, result: JobResult, before_s: float) -> None:
+    """timing.json: seconds from the start of the command, `assets_s` of which went into the model and the task."""
+    first = None if result.first_step_s is None else before_s + result.first_step_s
+    timing = {"assets_s": before_s, "first_step_s": first, "total_s": before_s + result.seconds}
     temporary = run_dir / ".timing.json"
     temporary.write_text(json.dumps(timing) + "\n")
     temporary.replace(run_dir / "timing.json")
