@@ -1,0 +1,43 @@
+"""verl's own config as Hydra composes it, for every test that has something to say about its keys."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+Compose = Callable[..., DictConfig]
+
+
+@pytest.fixture(scope="session")
+def compose() -> Compose:
+    """Compose verl's `ppo_trainer` with overrides, as its command line does.
+
+    compose("nereus.routing.mode=R3", engine="megatron"), without `+plugins=nereus` when `switch` is false. The groups are
+    composed once; the overrides are Hydra's own code on a copy, a tenth of the time.
+    """
+    import verl
+
+    folder = str(Path(verl.__file__).parent / "trainer" / "config")
+
+    @functools.cache
+    def base(engine: str, switch: bool) -> DictConfig:
+        groups = [f"model_engine={engine}", *(["+plugins=nereus"] if switch else [])]
+        with initialize_config_dir(folder, version_base=None):
+            return hydra_compose("ppo_trainer", groups, return_hydra_config=True)
+
+    def compose(*overrides: str, engine: str = "dp", switch: bool = True) -> DictConfig:
+        config = copy.deepcopy(base(engine, switch))
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
+        return config
+
+    return compose
