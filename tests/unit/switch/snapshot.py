@@ -87,7 +87,9 @@ def hooks() -> dict[str, object]:
         vllm = "not installed"
     loggers = {name or "root": logging.getLogger(name) for name in ("", "verl", "vllm", "ray")}
     return {
-        "hook sys.meta_path": [describe(finder if isinstance(finder, type) else type(finder)) for finder in sys.meta_path],
+        "hook sys.meta_path": [
+            describe(finder if isinstance(finder, type) else type(finder)) for finder in sys.meta_path
+        ],
         "hook sys.path_hooks": [describe(hook) for hook in sys.path_hooks],
         "hook executable of multiprocessing": str(multiprocessing.spawn.get_executable()),
         "hook distribution vllm": vllm,

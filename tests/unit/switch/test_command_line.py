@@ -110,11 +110,7 @@ def test_the_tripwire_leaves_other_programs_alone(fresh, tmp_path: Path):
     # A program with Hydra and a group `plugins` of its own, and no verl.
     program = tmp_path / "program.py"
     program.write_text(
-        "import hydra\n"
-        "@hydra.main(config_path=None, version_base=None)\n"
-        "def main(config):\n"
-        "    print(config)\n"
-        "main()\n"
+        "import hydra\n@hydra.main(config_path=None, version_base=None)\ndef main(config):\n    print(config)\nmain()\n"
     )
     ended = fresh(str(program), "+plugins=nereus", f"hydra.run.dir={tmp_path}", "hydra.output_subdir=null")
     assert ended.exit_code == 0, ended.stderr
