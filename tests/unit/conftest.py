@@ -21,8 +21,8 @@ Compose = Callable[..., DictConfig]
 def compose() -> Compose:
     """Compose verl's `ppo_trainer` with overrides, as its command line does.
 
-    compose("nereus.routing.mode=R3", engine="megatron"), without `+plugins=nereus` when `switch` is false. The groups are
-    composed once; the overrides are Hydra's own code on a copy, a tenth of the time.
+    compose("nereus.routing.mode=R3", engine="megatron"), without `+plugins=nereus` when `switch` is false. The groups
+    are composed once; the overrides are Hydra's own code on a copy, a tenth of the time.
     """
     import verl
 

@@ -38,8 +38,8 @@ class Patch(ABC):
         versions: distribution -> specifier for which this patch was written. Named in messages; what decides in a
             process is the digest below.
         fingerprints: digests (`fingerprint()`) of the target's source that this patch knows how to replace.
-        roles: processes (`actor`, `trainer`, `server`, `engine_core`, `engine_worker`) in which it must be applied
-            before training starts.
+        roles: processes in which it must be applied before training starts, by the names that the roll call has for
+            them (`actor`, `server`, `engine_core`, `engine_worker`, ...).
     """
 
     name: ClassVar[str]

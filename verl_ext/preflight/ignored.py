@@ -129,8 +129,8 @@ def nereus_router_replay(_view: View, options: NereusOptions) -> Iterator[Nereus
             where="nereus.routing.mode",
             expected="off",
             got=options.routing.mode,
-            change="nereus.routing.mode=off; with model_engine=megatron verl's own R3 is "
-            "actor_rollout_ref.actor.megatron.router_replay.mode=R3 "
+            change="nereus.routing.mode=off, or verl's own R3 with "
+            "nereus.routing.mode=off model_engine=megatron actor_rollout_ref.actor.megatron.router_replay.mode=R3 "
             "actor_rollout_ref.rollout.enable_rollout_routing_replay=True",
         )
 

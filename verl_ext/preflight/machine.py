@@ -67,7 +67,7 @@ def check_shared_memory(folder: Path, needed: int) -> None:
         raise NereusError(
             "there is too little shared memory",
             where=str(folder),
-            expected=f"{needed >> 20} MiB free, for Ray's objects and the weight sync",
+            expected=f"{-(-needed >> 20)} MiB free, for Ray's objects and the weight sync",
             got=f"{free >> 20} MiB",
             change="free some, or give the container more (docker run --shm-size=1g)",
         )
@@ -101,9 +101,8 @@ def cpu_platform(view: View, options: NereusOptions) -> Iterator[NereusError]:
 def _cpu_settings(view: View) -> Iterator[NereusError]:
     strategy, engine = str(view(f"{ACTOR}.strategy")), str(view(f"{ROLLOUT}.name"))
     if strategy not in ("fsdp", "fsdp2"):
-        yield _cpu_setting(
-            "the cpu platform trains with FSDP", f"{ACTOR}.strategy", "fsdp2", strategy, "model_engine=dp"
-        )
+        change = f"model_engine=dp {ACTOR}.strategy=fsdp2"
+        yield _cpu_setting("the cpu platform trains with FSDP", f"{ACTOR}.strategy", "fsdp2", strategy, change)
     if engine != "vllm":
         yield _cpu_setting(
             "the cpu platform rolls out with vLLM", f"{ROLLOUT}.name", "vllm", engine, f"{ROLLOUT}.name=vllm"

@@ -1,6 +1,6 @@
 """Off means off: without the switch nothing of verl, vLLM, torch or Python is another than without nereus.
 
-And the same comparison with a run going on finds every patch and every door, and nothing else: so it could have found them.
+And the same comparison in a process of a run finds every patch and every door, and nothing else.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ CONSEQUENCES = {
 
 @pytest.fixture(scope="module")
 def snapshot(fresh, tmp_path_factory: pytest.TempPathFactory):
-    # verl and vLLM look for a distribution `vllm`. On the CPU only nereus, when it is on, answers for it; this one does for
-    # all three processes alike.
+    # verl and vLLM look for a distribution `vllm`. On the CPU only nereus, when it is on, answers for it; this one does
+    # for all three processes alike.
     folder = tmp_path_factory.mktemp("snapshots")
     metadata = folder / "vllm-0.24.0+cpu.dist-info" / "METADATA"
     metadata.parent.mkdir()

@@ -1,10 +1,10 @@
 """A Python process with the heavy third-party packages imported, which forks into fresh ones on request.
 
-What a process does when it imports verl has to be tested in a process that has not. Each of them would spend 6 s on torch
-and its like, which are not what is tested; so they are imported once, here. Neither verl, vLLM nor anything of nereus
-is: a fork imports them as a new interpreter would.
+What a process does when it imports verl has to be tested in a process that has not. Each of them would spend 6 s on
+torch and its like, which are not what is tested; so they are imported once, here. Neither verl, vLLM nor anything of
+nereus is: a fork imports them as a new interpreter would.
 
-Reads one request a line (JSON: argv, env, path, and the files stdout and stderr), answers with one line (JSON: exit code).
+Reads one request a line (JSON: argv, env, path, and the files stdout and stderr), answers with one line of JSON.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import runpy
 import sys
 import traceback
 
-THIRD_PARTY = (
-    "torch torchvision transformers tensordict ray pandas pyarrow datasets transfer_queue openai aiohttp fastapi peft "
-    "torch.distributed.fsdp torch.distributed.checkpoint torch._inductor.config torch.utils.data sympy numpy cv2 PIL "
-    "opentelemetry.trace xgrammar compressed_tensors tvm_ffi regex networkx uvicorn prometheus_client zmq msgspec "
-    "hydra omegaconf transformers.models.auto accelerate huggingface_hub httpx pydantic"
-).split()
+THIRD_PARTY = """
+    PIL accelerate aiohttp compressed_tensors cv2 datasets fastapi httpx huggingface_hub hydra msgspec networkx numpy
+    omegaconf openai opentelemetry.trace pandas peft prometheus_client pyarrow pydantic ray regex sympy tensordict torch
+    torch._inductor.config torch.distributed.checkpoint torch.distributed.fsdp torch.utils.data torchvision
+    transfer_queue transformers transformers.models.auto tvm_ffi uvicorn xgrammar zmq
+"""
 
 
 def become(request: dict) -> None:
@@ -61,7 +61,7 @@ def exit_code(request: dict) -> int:
 
 def main() -> None:
     gc.disable()  # each pass would visit every object of torch, and the forks are short
-    for name in THIRD_PARTY:
+    for name in THIRD_PARTY.split():
         with contextlib.suppress(ImportError):  # only speed is lost
             importlib.import_module(name)
     grown = {name.split(".")[0] for name in sys.modules} & {"verl", "verl_ext", "vllm", "wrapt", "hydra_plugins"}

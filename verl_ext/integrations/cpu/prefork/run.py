@@ -127,8 +127,8 @@ def execute(argv: list[str]) -> None:
     main.__builtins__ = __builtins__  # type: ignore[attr-defined]
     sys.modules["__main__"] = main
     if argv[0] == "-c":
+        # multiprocessing's children: not programs of verl, and vLLM's own plugin hook is what has to reach them.
         sys.argv = ["-c", *argv[2:]]
-        load_plugin()
         sys.path.insert(0, "")
         exec(compile(argv[1], "<string>", "exec"), main.__dict__)
         return
