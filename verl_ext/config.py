@@ -8,6 +8,7 @@ verl gives no config, as one JSON string in Ray's runtime environment; both are 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import hashlib
@@ -299,7 +300,8 @@ def _convert(value: Any, kind: Any, where: str) -> Any:
         if alternative == list[str] and isinstance(value, list):
             return [_convert(item, str, f"{where}[{index}]") for index, item in enumerate(value)]
         if alternative is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
+            with contextlib.suppress(OverflowError):
+                return float(value)
         if type(value) is alternative:
             return value
     expected = " or ".join(getattr(alternative, "__name__", str(alternative)) for alternative in alternatives)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,13 +29,13 @@ def compose() -> Compose:
     folder = str(Path(verl.__file__).parent / "trainer" / "config")
 
     @functools.cache
-    def base(engine: str, switch: bool) -> DictConfig:
+    def base(engine: str, switch: bool) -> bytes:
         groups = [f"model_engine={engine}", *(["+plugins=nereus"] if switch else [])]
         with initialize_config_dir(folder, version_base=None):
-            return hydra_compose("ppo_trainer", groups, return_hydra_config=True)
+            return pickle.dumps(hydra_compose("ppo_trainer", groups, return_hydra_config=True))
 
     def compose(*overrides: str, engine: str = "dp", switch: bool = True) -> DictConfig:
-        config = copy.deepcopy(base(engine, switch))
+        config: DictConfig = pickle.loads(base(engine, switch))
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
         return config

@@ -80,18 +80,24 @@ def _data_problem(file: Path) -> str | None:
         if file.is_dir():
             return None
         with file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
             head = opened.read(4)
-            opened.seek(max(0, os.fstat(opened.fileno()).st_size - 4))
-            tail = opened.read(4)
+            opened.seek(max(0, size - 8))
+            tail = opened.read(8)
     except FileNotFoundError:
         return "no such file"
     except OSError as error:
         return error.strerror
-    if not head:
+    if size == 0:
         return "empty"
-    if file.suffix == ".parquet" and head != b"PAR1":
+    return _parquet_problem(size, head, tail) if file.suffix == ".parquet" else None
+
+
+def _parquet_problem(size: int, head: bytes, tail: bytes) -> str | None:
+    """Of a parquet file by its first 4 and last 8 bytes: PAR1 ... footer, length of the footer (uint32), PAR1."""
+    if head != b"PAR1":
         return "not a parquet file"
-    if file.suffix == ".parquet" and tail != b"PAR1":
+    if size < 12 or tail[4:] != b"PAR1" or not 0 < int.from_bytes(tail[:4], "little") <= size - 12:
         return "cut off: the end of the parquet file is missing"
     return None
 

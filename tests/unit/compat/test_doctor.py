@@ -94,6 +94,7 @@ def test_an_entry_point_that_is_gone_is_unhealthy_and_named(monkeypatch: pytest.
 
 def test_a_second_tripwire_that_is_gone_is_unhealthy_and_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "hydra_plugins", None)
+    monkeypatch.delitem(sys.modules, "hydra_plugins.nereus_tripwire", raising=False)
     code, text = ask()
     assert code == 1
     assert [line.split()[0] for line in text.splitlines() if "MISSING" in line] == ["hydra_plugins"]

@@ -274,7 +274,7 @@ def test_any_value_is_taken_as_it_is_or_refused_with_all_five_parts(key, value):
     except NereusError as error:
         assert all((error.what, error.where, error.expected, error.got, error.change))
     else:
-        assert found == value
+        assert found == (float(value) if OPTIONS[key][0] is float and value is not None else value)
 
 
 def test_a_section_that_is_no_section_is_refused():

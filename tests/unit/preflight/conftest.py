@@ -49,7 +49,7 @@ def run(compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     made = Run(compose, tmp_path)
     data = tmp_path / "data.parquet"
-    data.write_bytes(b"PAR1 and so on PAR1")
+    data.write_bytes(b"PAR1x\x01\x00\x00\x00PAR1")
     made.given = [
         "actor_rollout_ref.rollout.name=vllm",
         f"data.train_files={data}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import transformers
@@ -283,3 +284,13 @@ def test_check_raises_the_first_finding(run):
     with pytest.raises(NereusError, match="legacy trainer"):
         check(run.config("trainer.use_v1=False", f"{A}.use_prefix_grouper=True"), NereusOptions())
     assert check(run.config(), NereusOptions()) is None
+
+
+# ---- the page
+
+
+def test_the_page_has_a_row_for_every_rule():
+    page = (Path(__file__).parents[3] / "docs" / "refusals.md").read_text(encoding="utf-8")
+    rules = {rule.__name__ for rule in RULES}
+    named = re.findall(r"\| `(\w+)` \|$", page, re.MULTILINE)
+    assert set(named) == rules

@@ -96,7 +96,7 @@ def test_a_process_without_a_patch_it_needs_is_named_with_the_patch(reports):
 
 
 def test_a_setting_that_only_one_side_has_stops_the_run_at_the_handshake(monkeypatch: pytest.MonkeyPatch):
-    """CF-03: what only the driver is told, after the workers have started, would make the two sides compute differently."""
+    """CF-03: what only the driver is told would make the two sides compute differently."""
     sides = []
     for name, seconds in (("driver", 45.0), ("actor 0", 30.0)):
         options = NereusOptions(weight_sync=WeightSyncOptions(stall_timeout_s=seconds))

@@ -35,7 +35,7 @@ CPU = [
 def config(compose, tmp_path: Path):
     """A run that can start."""
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts": 8}')
-    (tmp_path / "data.parquet").write_bytes(b"PAR1PAR1")
+    (tmp_path / "data.parquet").write_bytes(b"PAR1x\x01\x00\x00\x00PAR1")
     given_ = [
         f"actor_rollout_ref.model.path={tmp_path}",
         f"data.train_files={tmp_path}/data.parquet",
