@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,12 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import HealthCheck, settings
 from omegaconf import DictConfig
+
+# How long an example takes says how busy the machine is, and nothing about the code.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 
 Compose = Callable[..., DictConfig]
 
@@ -26,6 +32,7 @@ def compose() -> Compose:
     """
     import verl
 
+    gc.freeze()  # else every pass of the collector visits all of torch
     folder = str(Path(verl.__file__).parent / "trainer" / "config")
 
     @functools.cache

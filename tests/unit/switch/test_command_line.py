@@ -162,8 +162,23 @@ def test_a_config_without_the_options_ends_the_command(fresh, tmp_path: Path):
 
 
 def test_an_error_that_nobody_foresaw_ends_the_command(fresh, tmp_path: Path):
-    message = refused(fresh, tmp_path, "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.model=17")
-    assert "change:   " in message
+    inputs, folder = tmp_path / "inputs", tmp_path / "run"
+    inputs.mkdir()
+    folder.mkdir()
+    (inputs / "config.json").write_text("{}")
+    (inputs / "data.parquet").write_bytes(b"PAR1x\x01\x00\x00\x00PAR1")
+    message = refused(
+        fresh,
+        folder,
+        "actor_rollout_ref.rollout.name=vllm",
+        f"actor_rollout_ref.model.path={inputs}",
+        f"data.train_files={inputs}/data.parquet",
+        f"data.val_files={inputs}/data.parquet",
+        "actor_rollout_ref.model.lora_rank=several",
+    )
+    assert "nereus could not read this config" in message
+    assert "got:      ValueError: invalid literal for int()" in message
+    assert "Traceback" in message  # where, for whoever reports it
 
 
 def test_a_sweep_is_refused(fresh, tmp_path: Path):

@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-# Python's and Ray's shared memory, verl's weight buckets, verl's weight sync sockets (their folder is fixed in verl).
+# Python's shared memory and semaphores, vLLM's between tensor-parallel ranks, verl's weight buckets, verl's weight sync
+# sockets (their folder is fixed in verl).
 PATTERNS = (
     ("/dev/shm", "psm_*"),
     ("/dev/shm", "sem.mp-*"),
+    ("/dev/shm", "*-cpushm_*"),
     ("/dev/shm", "verl_weights_*"),
     ("/tmp", "rl-colocate-zmq-*.sock"),
 )
