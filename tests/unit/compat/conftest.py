@@ -60,8 +60,6 @@ class Workshop:
     def digest(self, target: str) -> str:
         """Of a target in a module, without importing that module under its name."""
         name = target.split(":")[0]
-        module = ModuleType(name)
-        module.__file__ = str(self.folder / f"{name}.py")
         copy = self.module((self.folder / f"{name}.py").read_text())
         return fingerprint(resolve(self.load(copy), target))
 

@@ -15,7 +15,6 @@ from verl_ext.errors import NereusError
 from verl_ext.preflight import RULES, View
 
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8}
-DENSE = {"model_type": "qwen3"}
 
 
 @dataclass

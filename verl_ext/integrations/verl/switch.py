@@ -58,7 +58,7 @@ class Switch(Callback):
             lower(config, activation, sys.orig_argv)
         except NereusError as error:
             raise SystemExit(f"nereus refused to start\n{error}") from error
-        except ZeroDivisionError as error:
+        except Exception as error:
             traceback.print_exc()
             unexpected = NereusError(
                 "nereus could not read this config",

@@ -10,6 +10,7 @@ that the CPU build lacks. Sums run in float32 in the order of the experts, like 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,43 +19,34 @@ from torch.nn import functional as F
 _LIBRARY: list[torch.library.Library] = []
 
 
-def _write_top_k(
-    weights: torch.Tensor, ids: torch.Tensor, scores: torch.Tensor, renormalize: bool, bias: torch.Tensor | None
-) -> None:
-    """Choose by score + bias, weigh by score. scores [T, E] float32; weights [T, K] and ids [T, K] are written."""
-    chosen = torch.topk(scores if bias is None else scores + bias.float(), k=ids.shape[-1], dim=-1).indices
-    value = scores.gather(-1, chosen)
-    if renormalize:
-        value = value / value.sum(dim=-1, keepdim=True)
-    weights.copy_(value)
-    ids.copy_(chosen)
+def _top_k(score: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., None]:
+    """A kernel with the signature of vLLM's: chooses by score + bias, weighs by score.
 
+    logits [T, E]; weights [T, K] and ids [T, K] are written; scores are float32.
+    """
 
-def _top_k_softmax(
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    _token_expert: torch.Tensor,
-    logits: torch.Tensor,
-    renormalize: bool,
-    bias: torch.Tensor | None,
-) -> None:
-    _write_top_k(weights, ids, torch.softmax(logits.float(), dim=-1), renormalize, bias)
+    def kernel(
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        _token_expert: torch.Tensor,
+        logits: torch.Tensor,
+        renormalize: bool,
+        bias: torch.Tensor | None,
+    ) -> None:
+        scores = score(logits.float())
+        chosen = torch.topk(scores if bias is None else scores + bias.float(), k=ids.shape[-1], dim=-1).indices
+        value = scores.gather(-1, chosen)
+        if renormalize:
+            value = value / value.sum(dim=-1, keepdim=True)
+        weights.copy_(value)
+        ids.copy_(chosen)
 
-
-def _top_k_sigmoid(
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    _token_expert: torch.Tensor,
-    logits: torch.Tensor,
-    renormalize: bool,
-    bias: torch.Tensor | None,
-) -> None:
-    _write_top_k(weights, ids, torch.sigmoid(logits.float()), renormalize, bias)
+    return kernel
 
 
 def register_kernels() -> None:
     """Define `_moe_C::topk_softmax` and `_moe_C::topk_sigmoid` for the CPU where the build has none."""
-    kernels = {"topk_softmax": _top_k_softmax, "topk_sigmoid": _top_k_sigmoid}
+    kernels = {"topk_softmax": _top_k(lambda x: torch.softmax(x, dim=-1)), "topk_sigmoid": _top_k(torch.sigmoid)}
     missing = {name: kernel for name, kernel in kernels.items() if not hasattr(torch.ops._moe_C, name)}
     if not missing:
         return
