@@ -8,7 +8,11 @@ import logging
 import os
 import sys
 
-PACKAGES = ("torch", "transformers", "tensordict", "ray", "transfer_queue", "peft", "hydra", "verl", "vllm", "verl_ext")
+# verl_ext comes last. Not megatron.bridge: it asks for Transformer Engine where nereus has not made the process ready.
+PACKAGES = (
+    *("torch", "transformers", "tensordict", "ray", "transfer_queue", "peft", "hydra", "verl", "vllm"),
+    *("megatron.core", "verl_ext"),
+)
 
 
 def main(root: str) -> str | None:

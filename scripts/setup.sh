@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make the environment in .venv: verl, the CPU build of vLLM, this package and its development tools, all pinned.
+# Make the environment in .venv: verl, vLLM for the CPU, Megatron, this package and its development tools, all pinned.
 #
 #   scripts/setup.sh                 make it, finish or update it; returns at once when it is complete
 #   scripts/setup.sh --quiet         the same, without a word when there is nothing to do (what `make` calls)
@@ -60,7 +60,7 @@ sha256() {
 
 digest() { # of the pins, the parts of pyproject.toml that an installation depends on, the version, and the place
   {
-    cat "$ROOT/constraints/cpu.txt" "$ROOT/constraints/overrides.txt"
+    cat "$ROOT/constraints/cpu.txt" "$ROOT/constraints/overrides.txt" "$ROOT/constraints/megatron.txt"
     awk '/^\[/ { used = !/^\[+tool\./ || /^\[tool\.hatch/ } used && !/^[ \t]*(#|$)/' "$ROOT/pyproject.toml"
     grep '^__version__' "$ROOT/verl_ext/__init__.py"
     printf '%s\n' "$ROOT"
@@ -69,11 +69,17 @@ digest() { # of the pins, the parts of pyproject.toml that an installation depen
 
 # The stamp is one line: `installing`, or `complete DIGEST` and, after a tab, the Python that was asked for (may be empty).
 complete() {
-  local line part
+  local line part site=$VENV/lib/python3.12/site-packages
   [ -f "$STAMP" ] && [ -x "$PYTHON" ] && [ -x "$VENV/bin/nereus" ] && [ -x "$VENV/bin/pytest" ] || return 1
-  for part in torch transformers ray verl vllm; do
-    [ -d "$VENV/lib/python3.12/site-packages/$part" ] || return 1
+  for part in torch transformers ray verl vllm megatron; do
+    [ -d "$site/$part" ] || return 1
   done
+  # Someone may have tried another pair by hand (constraints/megatron-0.18.txt).
+  while IFS= read -r line; do
+    case $line in megatron-*==*) ;; *) continue ;; esac
+    line=${line//-/_}
+    [ -d "$site/${line/==/-}.dist-info" ] || return 1
+  done <"$ROOT/constraints/megatron.txt"
   IFS= read -r line <"$STAMP" || return 1
   [ "${line%%$'\t'*}" = "complete $(digest)" ] || return 1
   [ -z "$REQUESTED" ] || [ "${line#*$'\t'}" = "$REQUESTED" ]
@@ -288,18 +294,21 @@ heartbeat() {
 uv_install() {
   cd "$ROOT" || return
   logged "$UV" pip install --python "$PYTHON" --override constraints/overrides.txt -c constraints/cpu.txt \
-    --build-constraint constraints/build.txt -e '.[cpu,dev]'
+    --build-constraint constraints/build.txt -e '.[cpu,dev]' || return
+  # What these require does not fit with the rest (see the file). Without dependencies there is nothing to override.
+  logged "$UV" pip install --python "$PYTHON" --no-deps --build-constraint constraints/build.txt -r constraints/megatron.txt
 }
 
 give_up() {
-  # uv changes nothing before it has all that it needs: after these the environment is as it was, and can be kept.
+  # uv changes nothing before it has all that it needs: after these the environment is as it was, or all but Megatron is
+  # installed, and it can be kept.
   case $(kind) in conflict | certificate | network) rm -f "$STAMP" ;; esac
   fail "installing: $(reason)"
 }
 
 install() {
   local started=$SECONDS count why
-  count=$(grep -c == "$ROOT/constraints/cpu.txt")
+  count=$(cat "$ROOT/constraints/cpu.txt" "$ROOT/constraints/megatron.txt" | grep -c ==)
   say "installing up to $count pinned packages (about 7 GB; slow only while the download cache is empty)"
   exec 8> >(heartbeat 9>&-)
   if ! uv_install; then

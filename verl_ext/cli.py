@@ -35,7 +35,7 @@ def demo(
     steps: Annotated[int | None, typer.Option(min=1, help="GRPO steps; 60, or 10 with a model of yours.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Training ranks, and as many rollout replicas.")] = 1,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16, of trainer and rollout.")] = "float32",
-    engine: Annotated[str, typer.Option(help="Training engine: fsdp2.")] = "fsdp2",
+    engine: Annotated[str, typer.Option(help="Training engine: fsdp2 or megatron.")] = "fsdp2",
     runs: Annotated[Path, typer.Option(help="Folder for runs; the last one is at latest/ in it.")] = Path("runs"),
     overrides: Annotated[list[str] | None, typer.Argument(help="More verl overrides, after --.")] = None,
 ) -> None:

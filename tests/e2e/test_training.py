@@ -59,6 +59,13 @@ def test_two_workers_in_bf16_train_with_two_replicas(train):
     assert {"actor 1", "rollout 1 engine worker 0"} <= names
 
 
+def test_megatron_trains_what_the_rollout_samples(train):
+    run = train(engine="megatron", steps=2).succeeded()
+    assert all(record["rollout_gap_max"] < 1e-5 for record in run.records)
+    actor = next(item for item in run.info["processes"] if item["process"] == "actor 0")
+    assert "megatron-cpu-local-provider" in actor["patches"]
+
+
 @pytest.mark.slow
 def test_options_reach_every_process_of_a_cluster_that_was_started_before(train, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "token")  # Ray chooses it by itself only for a cluster it starts

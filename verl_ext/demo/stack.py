@@ -16,6 +16,7 @@ OWN_LR = 1e-6
 OWN_PROMPTS = 4
 OWN_SAMPLES = 4
 OBJECT_STORE_BYTES = 256 << 20
+ACTOR = "actor_rollout_ref.actor"
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,50 @@ def lengths(model: Path | None, data: Path | None) -> Lengths:
     return DEMO_LENGTHS if data is None else OWN_DATA_LENGTHS
 
 
-def cpu_overrides(*, workers: int = 1, dtype: str = "float32", max_model_len: int, temp_dir: Path) -> list[str]:
+def fsdp_overrides(dtype: str) -> list[str]:
+    """Train with FSDP2."""
+    short = {"float32": "fp32", "bfloat16": "bf16"}[dtype]
+    return [
+        "actor_rollout_ref.model.use_remove_padding=False",
+        "+actor_rollout_ref.model.override_config.attn_implementation=eager",
+        f"{ACTOR}.strategy=fsdp2",
+        f"{ACTOR}.use_torch_compile=False",
+        f"{ACTOR}.fsdp_config.use_torch_compile=False",
+        f"{ACTOR}.fsdp_config.model_dtype={short}",
+        f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype={short}",
+    ]
+
+
+def megatron_overrides(dtype: str) -> list[str]:
+    """Train with Megatron-Core through Megatron-Bridge."""
+    return [
+        "model_engine=megatron",
+        "actor_rollout_ref.model.use_remove_padding=True",
+        f"{ACTOR}.megatron.vanilla_mbridge=False",
+        f"{ACTOR}.megatron.dtype={dtype}",
+        f"{ACTOR}.megatron.param_offload=False",
+        f"{ACTOR}.megatron.optimizer_offload=False",
+    ]
+
+
+ENGINES = {"fsdp2": fsdp_overrides, "megatron": megatron_overrides}
+
+
+def cpu_overrides(
+    *, workers: int = 1, engine: str = "fsdp2", dtype: str = "float32", max_model_len: int, temp_dir: Path
+) -> list[str]:
     """Overrides for `verl.trainer.main_ppo` on a machine without accelerators.
 
     Args:
-        workers: FSDP ranks, and as many vLLM replicas.
+        workers: training ranks, and as many vLLM replicas.
+        engine: one of ENGINES.
         dtype: of trainer and rollout, `float32` or `bfloat16`.
         max_model_len: longest prompt and response together, in tokens.
         temp_dir: for Ray's sockets and logs; its path has to be short.
     """
-    short = {"float32": "fp32", "bfloat16": "bf16"}[dtype]
-    actor, rollout, model = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+    rollout, model = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
     return [
+        *ENGINES[engine](dtype),
         "trainer.device=cpu",
         f"trainer.n_gpus_per_node={workers}",
         "trainer.nnodes=1",
@@ -67,14 +100,7 @@ def cpu_overrides(*, workers: int = 1, dtype: str = "float32", max_model_len: in
         "trainer.save_freq=-1",
         "trainer.resume_mode=disable",
         "data.dataloader_num_workers=0",
-        f"{model}.use_remove_padding=False",
         f"{model}.enable_gradient_checkpointing=False",
-        f"+{model}.override_config.attn_implementation=eager",
-        f"{actor}.strategy=fsdp2",
-        f"{actor}.use_torch_compile=False",
-        f"{actor}.fsdp_config.use_torch_compile=False",
-        f"{actor}.fsdp_config.model_dtype={short}",
-        f"+{actor}.fsdp_config.mixed_precision.param_dtype={short}",
         f"{rollout}.name=vllm",
         f"{rollout}.dtype={dtype}",
         f"{rollout}.tensor_model_parallel_size=1",

@@ -68,7 +68,7 @@ def examine() -> Findings:
         Version(
             name=found.row.name,
             found=found.version,
-            tested=str(found.row.versions),
+            tested=found.row.versions,
             ok=found.version is not None and (found.tested or not found.row.binding),
             is_tested=found.tested,
             essential=found.row.always,

@@ -5,7 +5,9 @@ Nothing here replaces upstream code; what does is a `Patch`.
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
+from typing import Any
 
 import wrapt
 
@@ -20,6 +22,7 @@ def open_all(platform: str) -> None:
     if platform == "cpu":
         open_cpu_platform()
         wrapt.when_imported("verl.workers.engine.fsdp.transformer_impl")(_fsdp_engines)
+        wrapt.when_imported("verl.workers.engine.base")(_megatron_engines)
         wrapt.when_imported("vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method")(_modular_moe)
 
 
@@ -84,6 +87,25 @@ def _fsdp_engines(module: ModuleType) -> None:
         ("value_model", module.FSDPEngineWithValueHead),
     ):
         EngineRegistry.register(model_type, ["fsdp", "fsdp2"], device="cpu")(engine)
+
+
+def _megatron_engines(module: ModuleType) -> None:
+    for model_type, name in (
+        ("language_model", "MegatronEngineWithLMHead"),
+        ("value_model", "MegatronEngineWithValueHead"),
+    ):
+        engine = _on_first_use(module.BaseEngine, "verl.workers.engine.megatron.transformer_impl", name)
+        module.EngineRegistry.register(model_type, "megatron", device="cpu")(engine)
+
+
+def _on_first_use(base: type, module: str, name: str) -> type:
+    """A class that makes an instance of another one, which is imported only then: importing Megatron takes seconds."""
+
+    class OnFirstUse(base):  # type: ignore[misc, valid-type]
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    return OnFirstUse
 
 
 def _modular_moe(module: ModuleType) -> None:

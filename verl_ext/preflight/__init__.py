@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from verl_ext.config import NereusOptions
+from verl_ext.preflight.batches import batch_by_data_parallel
+from verl_ext.preflight.engines import strategies
 from verl_ext.preflight.ignored import (
     bypass_drops_correction,
     correction_needs_log_probs,
@@ -27,10 +29,12 @@ from verl_ext.preflight.ignored import (
     rollout_engine,
 )
 from verl_ext.preflight.inputs import readable_data, readable_model, reward_function
+from verl_ext.preflight.layout import megatron_layout
 from verl_ext.preflight.machine import check_shared_memory, cpu_platform, free_ports, shared_memory
+from verl_ext.preflight.megatron import megatron_defects, megatron_packages, megatron_switches
 from verl_ext.preflight.view import Rule, View
 
-__all__ = ["RULES", "Rule", "View", "check", "check_shared_memory"]
+__all__ = ["RULES", "Rule", "View", "check", "check_shared_memory", "strategies"]
 
 RULES: tuple[Rule, ...] = (
     legacy_trainer,
@@ -40,6 +44,11 @@ RULES: tuple[Rule, ...] = (
     readable_model,
     readable_data,
     reward_function,
+    megatron_packages,
+    megatron_switches,
+    megatron_layout,
+    megatron_defects,
+    batch_by_data_parallel,
     replay_needs_experts,
     nereus_router_replay,
     replay_engine,

@@ -100,9 +100,11 @@ def cpu_platform(view: View, options: NereusOptions) -> Iterator[NereusError]:
 
 def _cpu_settings(view: View) -> Iterator[NereusError]:
     strategy, engine = str(view(f"{ACTOR}.strategy")), str(view(f"{ROLLOUT}.name"))
-    if strategy not in ("fsdp", "fsdp2"):
+    if strategy not in ("fsdp", "fsdp2", "megatron"):
         change = f"model_engine=dp {ACTOR}.strategy=fsdp2"
-        yield _cpu_setting("the cpu platform trains with FSDP", f"{ACTOR}.strategy", "fsdp2", strategy, change)
+        yield _cpu_setting(
+            "the cpu platform trains with FSDP or Megatron", f"{ACTOR}.strategy", "fsdp2 or megatron", strategy, change
+        )
     if engine != "vllm":
         yield _cpu_setting(
             "the cpu platform rolls out with vLLM", f"{ROLLOUT}.name", "vllm", engine, f"{ROLLOUT}.name=vllm"

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
-from verl_ext.preflight import RULES, View
+from verl_ext.preflight import RULES, View, megatron
 
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8}
 
@@ -46,6 +46,7 @@ class Run:
 @pytest.fixture
 def run(compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(megatron, "installed", lambda _module: True)  # which the default environment does not have
     made = Run(compose, tmp_path)
     data = tmp_path / "data.parquet"
     data.write_bytes(b"PAR1x\x01\x00\x00\x00PAR1")

@@ -131,6 +131,7 @@ ALLOWED = [
     case("FP8 weights", f"{R}.quantization=fp8"),
     case("the cpu platform", *CPU),
     case("the cpu platform with FSDP2", *CPU, f"{A}.strategy=fsdp2"),
+    case("the cpu platform with Megatron", *CPU, engine="megatron"),
 ]
 
 
@@ -166,6 +167,11 @@ def test_every_rule_that_reads_the_config_has_a_case():
         "free_ports",
         "shared_memory",
         "replay_needs_experts",
+        "megatron_packages",
+        "megatron_switches",
+        "megatron_layout",
+        "megatron_defects",
+        "batch_by_data_parallel",
     }
     assert {rule.__name__ for rule in RULES} - elsewhere == {case.rule for case in REFUSED}
 

@@ -32,6 +32,14 @@ case "$next" in
 esac
 venv=$(dirname "$(dirname "$4")")
 site=$venv/lib/python3.12/site-packages
+if [ "$5" = --no-deps ]; then
+  for file in "$@"; do :; done
+  mkdir -p "$site/megatron/core"
+  echo >"$site/megatron/core/__init__.py"
+  rm -rf "$site"/megatron_*.dist-info
+  for name in $(sed -n 's/^megatron-\(.*\)==\(.*\)/megatron_\1-\2/p' "$file"); do mkdir "$site/$name.dist-info"; done
+  exit
+fi
 for name in torch transformers tensordict ray transfer_queue peft hydra verl vllm; do
   mkdir -p "$site/$name"
   echo >"$site/$name/__init__.py"

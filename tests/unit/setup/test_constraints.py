@@ -41,5 +41,17 @@ def test_the_override_is_what_is_pinned():
     assert {name: pinned[name] for name in pins("overrides.txt")} == pins("overrides.txt")
 
 
-def test_the_megatron_pair_is_apart():
+def test_what_is_installed_without_dependencies_is_apart():
     assert not set(pins("megatron.txt")) & set(pins("cpu.txt"))
+
+
+def test_the_pinned_megatron_is_that_of_the_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pinned = pins("megatron.txt")
+    for requirement in map(Requirement, extras["megatron"]):
+        assert requirement.specifier.contains(pinned[requirement.name]), requirement
+
+
+def test_the_older_pair_differs_in_nothing_but_the_pair():
+    differing = set(pins("megatron.txt").items()) ^ set(pins("megatron-0.18.txt").items())
+    assert sorted(name for name, _ in differing) == 2 * ["megatron-bridge"] + 2 * ["megatron-core"]

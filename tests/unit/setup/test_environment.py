@@ -9,6 +9,10 @@ INSTALL = (
     "pip install --python {venv}/bin/python --override constraints/overrides.txt -c constraints/cpu.txt "
     "--build-constraint constraints/build.txt -e .[cpu,dev]"
 )
+MEGATRON = (
+    "pip install --python {venv}/bin/python --no-deps "
+    "--build-constraint constraints/build.txt -r constraints/megatron.txt"
+)
 
 
 def completed(machine):
@@ -21,7 +25,7 @@ def completed(machine):
 
 @pytest.fixture
 def ready(machine):
-    """A machine whose set-up is complete, with one installation behind it."""
+    """A machine whose set-up is complete, with one installation, of two steps, behind it."""
     return completed(machine)
 
 
@@ -32,13 +36,13 @@ def complete_once(make_machine, tmp_path_factory):
 
 
 def test_one_installation_with_the_pins_then_none(ready):
-    assert ready.installs() == [INSTALL.format(venv=ready.repo / ".venv")]
+    assert ready.installs() == [step.format(venv=ready.repo / ".venv") for step in (INSTALL, MEGATRON)]
     assert (ready.repo / ".venv/.nereus-stamp").read_text().startswith("complete ")
     for arguments, told in (((), "is complete"), (("--quiet",), ""), (("--check",), "is complete")):
         result = ready.setup(*arguments)
         assert result.returncode == 0
         assert told in result.stdout and bool(result.stdout) == bool(told)
-    assert len(ready.installs()) == 1
+    assert len(ready.installs()) == 2
 
 
 def test_a_complete_environment_needs_neither_python_nor_uv_nor_compiler(ready):
@@ -61,6 +65,8 @@ def test_check_changes_nothing_where_there_is_no_environment(machine):
     [
         ("constraints/cpu.txt", "a-new-pin==1", False),
         ("constraints/overrides.txt", "another==2", False),
+        ("constraints/megatron.txt", "one-more==3", False),
+        ("constraints/megatron-0.18.txt", "one-more==3", True),
         ("verl_ext/__init__.py", '__version__ = "99"', False),
         ("pyproject.toml", '[project.entry-points."verl.plugins2"]\nx = "y"', False),
         ("pyproject.toml", "[tool.ruff.lint.extra]\nx = 1", True),
@@ -86,12 +92,13 @@ def test_out_of_date_is_updated_in_place(ready):
     assert result.returncode == 0
     assert "up to date" in result.stdout
     assert kept.exists()
-    assert len(ready.installs()) == 2
+    assert len(ready.installs()) == 4
     assert ready.setup("--check").returncode == 0
 
 
 def test_a_damaged_environment_is_repaired(ready):
-    for missing in ("bin/python", "bin/nereus", "lib/python3.12/site-packages/vllm"):
+    site = "lib/python3.12/site-packages"
+    for missing in ("bin/python", "bin/nereus", f"{site}/vllm", f"{site}/megatron"):
         path = ready.repo / ".venv" / missing
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         assert ready.setup("--check").returncode == 1
@@ -117,7 +124,7 @@ def test_a_link_to_another_disk_stays_a_link(machine):
     for arguments in ((), ("--reinstall",)):
         assert machine.setup(*arguments).returncode == 0
         assert (machine.repo / ".venv").is_symlink()
-    assert len(machine.installs()) == 2
+    assert len(machine.installs()) == 4
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(machine):
@@ -161,10 +168,22 @@ def test_another_python_makes_it_again(ready):
     assert f"it is made with another Python than {other}" in result.stdout
 
 
+def test_the_other_megatron_is_replaced_by_the_default(ready):
+    kept = ready.repo / ".venv/kept"
+    kept.touch()
+    other = ("--no-deps", "-r", "constraints/megatron-0.18.txt")
+    assert ready.run("uv", "pip", "install", "--python", ".venv/bin/python", *other).returncode == 0
+    assert ready.setup("--check").returncode == 1
+    assert "up to date" in ready.setup().stdout
+    assert ready.setup("--check").returncode == 0
+    assert kept.exists()
+
+
+@pytest.mark.parametrize("before", [[], ["done"]], ids=["first step", "second step"])
 @pytest.mark.parametrize("how", ["killed", "interrupted"])
-def test_cut_short_is_made_again(machine, how):
+def test_cut_short_is_made_again(machine, how, before):
     machine.python("python3.12")
-    machine.uv(how)
+    machine.uv(*before, how)
     result = machine.setup()
     assert result.returncode == {"killed": -9, "interrupted": 130}[how]
     assert ("stopped" in result.stderr) == (how == "interrupted")
@@ -172,6 +191,7 @@ def test_cut_short_is_made_again(machine, how):
     result = machine.setup()
     assert result.returncode == 0
     assert "an earlier set-up was cut short" in result.stdout
+    assert machine.setup("--check").returncode == 0
 
 
 def test_one_failed_download_is_tried_again(machine):
@@ -180,7 +200,21 @@ def test_one_failed_download_is_tried_again(machine):
     result = machine.setup()
     assert result.returncode == 0
     assert "(network), trying once more" in result.stdout
-    assert len(machine.installs()) == 2
+    assert len(machine.installs()) == 3
+
+
+def test_a_failed_second_step_is_tried_again_then_told_and_finished_by_the_next_run(machine):
+    machine.python("python3.12")
+    machine.uv("done", "network", "done", "network")
+    result = machine.setup()
+    assert result.returncode == 1
+    assert "(network), trying once more" in result.stdout
+    assert "failed: installing: the package index cannot be reached" in result.stderr
+    assert machine.setup("--check").returncode == 1
+    result = machine.setup()
+    assert result.returncode == 0
+    assert "bringing" in result.stdout and "up to date" in result.stdout
+    assert machine.setup("--check").returncode == 0
 
 
 @pytest.mark.parametrize(

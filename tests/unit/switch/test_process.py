@@ -97,7 +97,7 @@ def test_sglang_which_logs_exceptions_and_goes_on_is_ended(monkeypatch: pytest.M
 
 def test_a_report_names_the_patches_that_are_missing_in_its_role(monkeypatch: pytest.MonkeyPatch):
     class Unmet:
-        def missing(self, role: str) -> list[str]:
+        def missing(self, role: str, _strategy: str) -> list[str]:
             return {"actor": ["a-patch"]}.get(role, [])
 
         def states(self) -> dict[str, str]:

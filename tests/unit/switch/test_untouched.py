@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from verl_ext.config import CpuOptions, NereusOptions
-from verl_ext.integrations.patches import all_patches
+from verl_ext.integrations.patches import wanted
 from verl_ext.integrations.verl.process import Activation
 
 SNAPSHOT = str(Path(__file__).with_name("snapshot.py"))
@@ -37,6 +37,7 @@ CONSEQUENCES = {
     "verl.checkpoint_engine.base:initialize_global_process_group_ray",
     "verl.workers.engine_workers:initialize_global_process_group_ray",
     "verl.experimental.separation.engine_workers:device_name",
+    "verl.utils.megatron.router_replay_utils:device_name",
     "verl.workers.engine.fsdp.transformer_impl:device_name",
     "vllm.platforms:_init_trace",
 }
@@ -77,5 +78,5 @@ def test_without_the_switch_nothing_is_touched(without_nereus, snapshot):
 def test_a_run_touches_what_it_says_and_nothing_else(without_nereus, snapshot):
     options = NereusOptions(cpu=CpuOptions(python=sys.executable + "-stand-in"))
     during = snapshot(NEREUS_ACTIVATION=Activation(options, "cpu", "vllm").to_json())
-    patched = {patch.target for patch in all_patches()}
+    patched = {patch.target for patch in wanted("cpu", "vllm", ["fsdp2"])}
     assert different(without_nereus, during) == patched | DOORS | CONSEQUENCES

@@ -44,13 +44,13 @@ class Request:
 
     def check(self) -> None:
         """Raise NereusError for something that cannot be run, before anything is started."""
-        if self.engine != "fsdp2":
+        if self.engine not in stack.ENGINES:
             raise NereusError(
-                "the demo has one training engine in this version",
+                "the demo does not have that training engine",
                 where="--engine (make demo ENGINE=...)",
-                expected="fsdp2",
+                expected=" or ".join(stack.ENGINES),
                 got=self.engine,
-                change="leave it out",
+                change="leave it out for fsdp2",
             )
         if self.dtype not in ("float32", "bfloat16"):
             raise NereusError(
@@ -117,7 +117,13 @@ def _overrides(request: Request, assets: DemoAssets, run_dir: Path, python: str,
     labels = ",".join(f"'{label}={value:.4f}'" for label, value in baselines.items())
     return [
         *recipe,
-        *stack.cpu_overrides(workers=request.workers, dtype=request.dtype, max_model_len=length, temp_dir=temp),
+        *stack.cpu_overrides(
+            workers=request.workers,
+            engine=request.engine,
+            dtype=request.dtype,
+            max_model_len=length,
+            temp_dir=temp,
+        ),
         stack.bucket_override(request.model or assets.model),
         *stack.own_overrides(request.model, request.data, request.reward),
         f"hydra.run.dir={quoted(run_dir)}",

@@ -41,6 +41,7 @@ class Activation:
         options: all options, resolved.
         platform: verl's `trainer.device`, e.g. `cuda` or `cpu`.
         rollout: verl's `rollout.name`, e.g. `vllm`.
+        strategies: training role -> verl's strategy for it, e.g. `actor` -> `megatron`.
         versions: what the driver has installed, to name the odd one out.
         run: eight hex digits that no other run on this machine has.
     """
@@ -48,6 +49,7 @@ class Activation:
     options: NereusOptions
     platform: str
     rollout: str
+    strategies: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=installed)
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
@@ -92,7 +94,7 @@ def activate(activation: Activation) -> None:
     if activation.options.cpu.python:
         multiprocessing.set_executable(activation.options.cpu.python)
     doors.open_all(activation.platform)
-    MANIFEST.arm(patches.wanted(activation.platform, activation.rollout))
+    MANIFEST.arm(patches.wanted(activation.platform, activation.rollout, activation.strategies.values()))
 
 
 def _show_log() -> None:
@@ -145,6 +147,7 @@ def report(process: str, role: str) -> dict[str, Any]:
         role: which patches have to be applied in it, see `Patch.roles`.
     """
     activation = _active
+    strategy = activation.strategies.get(role.removeprefix("remote_"), "") if activation else ""
     return {
         "process": process,
         "role": role,
@@ -156,7 +159,7 @@ def report(process: str, role: str) -> dict[str, Any]:
         "manifest": MANIFEST.digest(),
         "versions": installed(),
         "patches": sorted(name for name, state in MANIFEST.states().items() if state == "applied"),
-        "missing": MANIFEST.missing(role),
+        "missing": MANIFEST.missing(role, strategy),
         "features": _features(activation) if activation else [],
         "plugins_filter": os.environ.get("VLLM_PLUGINS", ""),
         "entry_point": any(point.name == "nereus" for point in importlib.metadata.entry_points(group="verl.plugins")),

@@ -32,7 +32,7 @@ from verl_ext.integrations.verl.process import (
     activate,
     report,
 )
-from verl_ext.preflight import check
+from verl_ext.preflight import View, check, strategies
 
 CPU_POLL_INTERVAL_S = 0.05
 
@@ -130,7 +130,7 @@ def prepare(config: DictConfig) -> Activation:
     platform = str(config.trainer.device)
     if platform == "cpu" and options.trainer.poll_interval_s is None:
         options.trainer.poll_interval_s = CPU_POLL_INTERVAL_S
-    return Activation(options, platform, str(config.actor_rollout_ref.rollout.name))
+    return Activation(options, platform, str(config.actor_rollout_ref.rollout.name), strategies(View(config)))
 
 
 def lower(config: DictConfig, activation: Activation, command: list[str]) -> None:

@@ -20,6 +20,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -159,11 +160,26 @@ class Server:
         self.selector.close()
 
 
+@contextlib.contextmanager
+def _without_megatron() -> Iterator[None]:
+    """Let imports of Megatron fail meanwhile, as where it is not installed.
+
+    verl imports it wherever it is found, which takes seconds and has to come after the patches of the process that uses
+    it. A fork that trains with it imports it then.
+    """
+    sys.modules["megatron"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["megatron"]
+
+
 def main(listener_fd: int, modules: list[str]) -> None:
     listener = socket.socket(fileno=listener_fd)
     doors.open_cpu_platform()
-    for module in modules:
-        importlib.import_module(module)
+    with _without_megatron():
+        for module in modules:
+            importlib.import_module(module)
     threads = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
     if len(threads) > 1:
         raise RuntimeError(f"the preloaded modules started threads ({', '.join(threads)}); a fork would lose them")
