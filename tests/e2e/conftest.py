@@ -71,9 +71,7 @@ Train = Callable[..., Run]
 def train(prefork: Prefork, assets: DemoAssets, tmp_path: Path) -> Train:
     """Run the demo's training for a few steps into `tmp_path`, with more overrides; later ones win."""
 
-    def run(
-        *overrides: str, steps: int = 2, workers: int = 1, engine: str = "fsdp2", dtype: str = "float32"
-    ) -> Run:
+    def run(*overrides: str, steps: int = 2, workers: int = 1, engine: str = "fsdp2", dtype: str = "float32") -> Run:
         def command(python: str, temp: Path) -> list[str]:
             everything = [
                 *demo_overrides(assets, steps=steps, workers=workers),
