@@ -40,7 +40,7 @@ def demo(
     overrides: Annotated[list[str] | None, typer.Argument(help="More verl overrides, after --.")] = None,
 ) -> None:
     """Train a tiny mixture-of-experts model with verl on this machine's CPU, and report whether it learned."""
-    from verl_ext.integrations.cpu import demo as runner
+    from verl_ext.demo import run as runner
 
     request = runner.Request(model, data, reward, steps, workers, dtype, engine, runs, tuple(overrides or ()))
     raise typer.Exit(runner.run(request))

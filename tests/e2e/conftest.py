@@ -13,16 +13,16 @@ import pytest
 from verl_ext.demo import stack
 from verl_ext.demo.assets import DemoAssets, build_assets
 from verl_ext.demo.recipe import demo_overrides
-from verl_ext.integrations.cpu.environment import cpu_environment
-from verl_ext.integrations.cpu.prefork.launch import Prefork
-from verl_ext.integrations.cpu.supervise import JobResult, refusal, run_job
+from verl_ext.launch.environment import cpu_environment
+from verl_ext.launch.prefork.start import Prefork
+from verl_ext.launch.supervise import JobResult, refusal, run_job
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
 def prefork(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prefork]:
-    with Prefork(tmp_path_factory.mktemp("prefork") / "prefork.log", env=cpu_environment()) as server:
+    with Prefork(tmp_path_factory.mktemp("prefork") / "prefork.log", stack.PRELOAD, env=cpu_environment()) as server:
         yield server
 
 

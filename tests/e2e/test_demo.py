@@ -123,7 +123,7 @@ def test_ctrl_c_leaves_no_process_and_no_report(assets, tmp_path: Path):
         (["--model", "/no/such/model"], "/no/such/model"),
         (["--data", "/no/such/train.parquet"], "/no/such/train.parquet"),
         (["--reward", "/no/such/reward.py"], "/no/such/reward.py"),
-        (["--engine", "megatron"], "fsdp2"),
+        (["--engine", "deepspeed"], "fsdp2 or megatron"),
         (["--dtype", "int8"], "float32 or bfloat16"),
     ],
 )

@@ -16,6 +16,8 @@ OWN_LR = 1e-6
 OWN_PROMPTS = 4
 OWN_SAMPLES = 4
 OBJECT_STORE_BYTES = 256 << 20
+# What the prefork server of a run imports, by name: only a run's own processes know verl.
+PRELOAD = ("verl_ext.integrations.cpu.preload",)
 ACTOR = "actor_rollout_ref.actor"
 
 

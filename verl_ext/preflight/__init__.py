@@ -30,11 +30,11 @@ from verl_ext.preflight.ignored import (
 )
 from verl_ext.preflight.inputs import readable_data, readable_model, reward_function
 from verl_ext.preflight.layout import megatron_layout
-from verl_ext.preflight.machine import check_shared_memory, cpu_platform, free_ports, shared_memory
+from verl_ext.preflight.machine import cpu_platform, free_ports, shared_memory
 from verl_ext.preflight.megatron import megatron_defects, megatron_packages, megatron_switches
-from verl_ext.preflight.view import Rule, View
+from verl_ext.view import Rule, View
 
-__all__ = ["RULES", "Rule", "View", "check", "check_shared_memory", "strategies"]
+__all__ = ["RULES", "Rule", "View", "check", "strategies"]
 
 RULES: tuple[Rule, ...] = (
     legacy_trainer,

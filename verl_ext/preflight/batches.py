@@ -16,7 +16,7 @@ from verl_ext.errors import NereusError
 from verl_ext.preflight.arithmetic import divisors, nearest, nearest_sizes, padded, step_for
 from verl_ext.preflight.engines import CRITIC, REF, Engine, engines, reference_in_actor, uses_reference, world_size
 from verl_ext.preflight.layout import read_layout
-from verl_ext.preflight.view import ACTOR, ROLLOUT, View
+from verl_ext.view import ACTOR, ROLLOUT, View
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_ext.preflight.inputs import model_config
-from verl_ext.preflight.view import ACTOR, MODEL, View
+from verl_ext.view import ACTOR, MODEL, View
 
 REF, CRITIC = "actor_rollout_ref.ref", "critic"
 

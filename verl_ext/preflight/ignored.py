@@ -8,7 +8,7 @@ from typing import Any
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
 from verl_ext.preflight.inputs import model_config
-from verl_ext.preflight.view import ACTOR, MODEL, ROLLOUT, View
+from verl_ext.view import ACTOR, MODEL, ROLLOUT, View
 
 CORRECTION = "algorithm.rollout_correction"
 

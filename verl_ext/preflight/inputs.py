@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
-from verl_ext.preflight.view import MODEL, View
+from verl_ext.view import MODEL, View
 
 DATA_KINDS = (".parquet", ".json", ".jsonl")
 REWARD = "reward.custom_reward_function"

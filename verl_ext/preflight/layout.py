@@ -14,7 +14,7 @@ from verl_ext.errors import NereusError
 from verl_ext.preflight.arithmetic import divisors, nearest
 from verl_ext.preflight.engines import REF, Engine, engine_model, megatron_engines, world_size
 from verl_ext.preflight.ignored import expert_count
-from verl_ext.preflight.view import ACTOR, View
+from verl_ext.view import ACTOR, View
 
 KEYS = {
     "tp": "tensor_model_parallel_size",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,8 @@ from typing import Any
 from verl_ext.compat.versions import TABLE, find
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
-from verl_ext.preflight.view import ACTOR, MODEL, ROLLOUT, View
+from verl_ext.launch.machine import check_shared_memory, port_problem
+from verl_ext.view import ACTOR, MODEL, ROLLOUT, View
 
 SHARED_MEMORY = Path("/dev/shm")
 RAY = "ray_kwargs.ray_init"
@@ -47,30 +46,6 @@ def free_ports(view: View, _options: NereusOptions) -> Iterator[NereusError]:
                 got=problem,
                 change=f"{key}=PORT with a free one, or leave it out",
             )
-
-
-def port_problem(host: str, port: int) -> str | None:
-    """Why a server cannot listen at this port, or None. Nothing is left open."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT can be used
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.strerror or str(error)
-    return None
-
-
-def check_shared_memory(folder: Path, needed: int) -> None:
-    """Raise NereusError unless `needed` bytes are free in this folder of the memory file system."""
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise NereusError(
-            "there is too little shared memory",
-            where=str(folder),
-            expected=f"{-(-needed >> 20)} MiB free, for Ray's objects and the weight sync",
-            got=f"{free >> 20} MiB",
-            change="free some, or give the container more (docker run --shm-size=1g)",
-        )
 
 
 def shared_memory(view: View, _options: NereusOptions) -> Iterator[NereusError]:

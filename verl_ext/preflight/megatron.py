@@ -13,7 +13,7 @@ from verl_ext.errors import NereusError
 from verl_ext.preflight.engines import Engine, engine_model, megatron_engines
 from verl_ext.preflight.ignored import router_replay, router_replay_key
 from verl_ext.preflight.layout import read_layout, read_shape
-from verl_ext.preflight.view import ACTOR, View
+from verl_ext.view import ACTOR, View
 
 INSTALL = (
     'pip install "verl-nereus[megatron]" && pip install --no-deps megatron-bridge==0.6.2 megatron-energon==7.4.1 '

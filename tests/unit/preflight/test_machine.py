@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from verl_ext.compat import versions
 from verl_ext.demo.stack import cpu_overrides
 from verl_ext.errors import NereusError
+from verl_ext.launch.machine import check_shared_memory, port_problem
 from verl_ext.preflight import View, machine
-from verl_ext.preflight.machine import check_shared_memory, port_problem, weight_sync_bytes
+from verl_ext.preflight.machine import weight_sync_bytes
 
 RAY, ROLLOUT = "ray_kwargs.ray_init", "actor_rollout_ref.rollout"
 BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"

@@ -6,8 +6,8 @@ import time
 from multiprocessing import shared_memory
 from pathlib import Path
 
-from verl_ext.integrations.cpu import leftovers
-from verl_ext.integrations.cpu.supervise import follow, phase, refusal
+from verl_ext.launch import leftovers
+from verl_ext.launch.supervise import follow, phase, refusal
 
 REFUSED = """\
 \x1b[36m(TaskRunnerV1 pid=7)\x1b[0m something else

@@ -18,9 +18,9 @@ import hydra_plugins.nereus_tripwire as tripwire
 from verl_ext import plugin
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
-from verl_ext.integrations.cpu.environment import CPU_ENVIRONMENT
 from verl_ext.integrations.verl.process import COMMAND_VARIABLE, DRIVER_VARIABLE, RAY_SETUP_HOOK, VARIABLE, Activation
 from verl_ext.integrations.verl.switch import CPU_POLL_INTERVAL_S, check_entry_point, lower, prepare
+from verl_ext.launch.environment import CPU_ENVIRONMENT
 
 ROLLOUT, ENVIRONMENT = "actor_rollout_ref.rollout", "ray_kwargs.ray_init.runtime_env"
 CPU = [

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext.errors import NereusError
-from verl_ext.integrations.cpu.environment import cpu_environment
+from verl_ext.launch.environment import cpu_environment
 
 PRELOAD = "verl_ext.integrations.megatron.preload"
 

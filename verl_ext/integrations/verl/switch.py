@@ -22,7 +22,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_ext.compat import versions
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
-from verl_ext.integrations.cpu.environment import CPU_ENVIRONMENT
 from verl_ext.integrations.verl.process import (
     COMMAND_VARIABLE,
     DRIVER_VARIABLE,
@@ -32,6 +31,7 @@ from verl_ext.integrations.verl.process import (
     activate,
     report,
 )
+from verl_ext.launch.environment import CPU_ENVIRONMENT
 from verl_ext.preflight import View, check, strategies
 
 CPU_POLL_INTERVAL_S = 0.05

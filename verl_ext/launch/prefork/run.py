@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib
 import importlib.util
+import io
 import os
 import random
 import runpy
@@ -92,7 +93,8 @@ def refresh_process_state() -> None:
         raylet.Config.initialize("")
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=unbuffered)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=unbuffered)
     for entry in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         if entry and entry not in sys.path:
             sys.path.insert(0, entry)

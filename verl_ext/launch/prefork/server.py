@@ -1,6 +1,8 @@
 """The prefork server: imports the stack once, then forks a copy of itself for every process that is asked for.
 
-    python -m verl_ext.integrations.cpu.prefork.server LISTENING_FD MODULE [MODULE ...]
+    python -m verl_ext.launch.prefork.server LISTENING_FD MODULE [MODULE ...]
+
+What has to be made ready before an import is the business of a module of its own, named here: the server knows none.
 
 Control law: one thread, one selector. A request becomes a fork; a client that hangs up gets its fork killed; a fork
 that ends gets its status reported; when the owner (standard input) closes, every fork is killed and the server ends.
@@ -20,13 +22,11 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from verl_ext.integrations import doors
-from verl_ext.integrations.cpu.prefork.client import MAX_FDS
-from verl_ext.integrations.cpu.prefork.run import Job
+from verl_ext.launch.prefork.client import MAX_FDS
+from verl_ext.launch.prefork.run import Job
 
 
 @dataclass
@@ -160,26 +160,10 @@ class Server:
         self.selector.close()
 
 
-@contextlib.contextmanager
-def _without_megatron() -> Iterator[None]:
-    """Let imports of Megatron fail meanwhile, as where it is not installed.
-
-    verl imports it wherever it is found, which takes seconds and has to come after the patches of the process that uses
-    it. A fork that trains with it imports it then.
-    """
-    sys.modules["megatron"] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules["megatron"]
-
-
 def main(listener_fd: int, modules: list[str]) -> None:
     listener = socket.socket(fileno=listener_fd)
-    doors.open_cpu_platform()
-    with _without_megatron():
-        for module in modules:
-            importlib.import_module(module)
+    for module in modules:
+        importlib.import_module(module)
     threads = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
     if len(threads) > 1:
         raise RuntimeError(f"the preloaded modules started threads ({', '.join(threads)}); a fork would lose them")

@@ -18,7 +18,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signa
 MAX_FDS = 253  # the kernel's SCM_MAX_FD
 
 
-def open_descriptors(exclude: set) -> list:
+def open_descriptors(exclude: set[int]) -> list[int]:
     fds = []
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
@@ -32,13 +32,13 @@ def open_descriptors(exclude: set) -> list:
     return sorted(fds)
 
 
-def cold_start(python: str, arguments: list, why: str) -> None:
+def cold_start(python: str, arguments: list[str], why: str) -> None:
     sys.stderr.write(f"nereus prefork: {why}; starting {python} without it (slower, otherwise the same)\n")
     sys.stderr.flush()
     os.execv(python, [python, *arguments])
 
 
-def main(address: str, python: str, arguments: list) -> int:
+def main(address: str, python: str, arguments: list[str]) -> int:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(address)
@@ -66,7 +66,7 @@ def main(address: str, python: str, arguments: list) -> int:
 
     child = 0
 
-    def forward(signum, _frame):
+    def forward(signum: int, _frame: object) -> None:
         if child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signum)

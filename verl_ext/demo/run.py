@@ -18,10 +18,10 @@ from verl_ext.demo import stack
 from verl_ext.demo.assets import DemoAssets, build_assets
 from verl_ext.demo.recipe import demo_overrides, quoted
 from verl_ext.errors import NereusError
-from verl_ext.integrations.cpu.environment import cpu_environment
-from verl_ext.integrations.cpu.prefork.launch import Prefork
-from verl_ext.integrations.cpu.supervise import LOG_FILE, JobResult, refusal, run_job
-from verl_ext.preflight import check_shared_memory
+from verl_ext.launch.environment import cpu_environment
+from verl_ext.launch.machine import check_shared_memory
+from verl_ext.launch.prefork.start import Prefork
+from verl_ext.launch.supervise import LOG_FILE, JobResult, refusal, run_job
 from verl_ext.report.findings import ends
 
 STEPS, OWN_STEPS = 60, 10
@@ -83,7 +83,7 @@ def run(request: Request) -> int:
     run_dir = request.runs.resolve() / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     run_dir.mkdir(parents=True)
     started = time.monotonic()
-    with Prefork(run_dir / "prefork.log", env=cpu_environment()) as prefork:
+    with Prefork(run_dir / "prefork.log", stack.PRELOAD, env=cpu_environment()) as prefork:
         # Beside the imports of the prefork server: two cores, two jobs.
         assets = _assets(request.runs.resolve() / "assets", console)
         progress = _Progress(console, run_dir, started)

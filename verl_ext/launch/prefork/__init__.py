@@ -1,4 +1,4 @@
-"""Start Python processes by forking one that has already imported the stack.
+"""Start Python processes by forking one that has already imported what they need.
 
 A verl run on a laptop starts about ten Python processes and each spends 10 to 25 seconds of CPU on the same imports
 (torch, transformers, vLLM, Ray, verl). On two cores that is most of the run. Here one *prefork server* imports them

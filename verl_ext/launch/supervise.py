@@ -27,9 +27,9 @@ from typing import Any
 import psutil
 
 from verl_ext.errors import NereusError
-from verl_ext.integrations.cpu import leftovers
-from verl_ext.integrations.cpu.environment import cpu_environment
-from verl_ext.integrations.cpu.prefork.launch import Prefork
+from verl_ext.launch import leftovers
+from verl_ext.launch.environment import cpu_environment
+from verl_ext.launch.prefork.start import Prefork
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 8.0
@@ -61,7 +61,6 @@ def run_job(
     run_dir: Path,
     *,
     prefork: Prefork | None = None,
-    forked: bool = True,
     on_step: Callable[[dict[str, Any]], None] = lambda record: None,
     on_wait: Callable[[str], None] = lambda phase: None,
 ) -> JobResult:
@@ -71,8 +70,8 @@ def run_job(
         command: makes the driver's command line from the executable to give as `nereus.cpu.python` and a folder with a
             short path for Ray.
         run_dir: where the job writes metrics.jsonl; its log goes to `run.log` there.
-        prefork: a server to use; None starts one for this job.
-        forked: False starts no server; `command` then gets this interpreter.
+        prefork: the server whose forks the processes are; None: each is a process of its own, and `command` gets this
+            interpreter.
         on_step: called with every record of metrics.jsonl as it appears.
         on_wait: called now and then before the first step, with what the job is doing.
     """
@@ -82,11 +81,7 @@ def run_job(
     first_step: float | None = None
     interrupted = False
     with contextlib.ExitStack() as stack:
-        python = sys.executable
-        if prefork is not None:
-            python = str(prefork.python)
-        elif forked:
-            python = str(stack.enter_context(Prefork(run_dir / "prefork.log", env=cpu_environment())).python)
+        python = str(prefork.python) if prefork is not None else sys.executable
         temp_dir = Path(tempfile.mkdtemp(prefix="nr-", dir=SHORT))
         stack.callback(shutil.rmtree, temp_dir, ignore_errors=True)
         log_path = run_dir / LOG_FILE

@@ -9,26 +9,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from verl_ext.integrations.cpu.prefork import client, run
-
-# In the order that lets the longest imports run first. Everything a demo process needs that is safe to share: none of
-# these starts a thread or touches a device.
-MODULES = (
-    "torch",
-    "transformers",
-    "verl.trainer.main_ppo",
-    "verl.trainer.ppo.v1",
-    "verl.workers.engine.fsdp.transformer_impl",
-    "verl.experimental.agent_loop",
-    "verl.experimental.reward_loop",
-    "vllm.v1.engine.async_llm",
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
-    "verl.workers.rollout.vllm_rollout.vllm_async_server",
-)
+from verl_ext.launch.prefork import client, run
 
 # Loading pyarrow starts a thread of its allocator, loading numpy those of OpenBLAS.
 _SINGLE_THREADED = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
@@ -41,13 +26,18 @@ _BACKLOG = 128
 class Prefork:
     """A running prefork server.
 
+    Args:
+        log: file for what the server writes.
+        modules: what it imports before it forks, in this order. None of them may start a thread or touch a device.
+        env: its environment; None for this process's.
+
     Attributes:
         python: path of an executable to use wherever a path of `python` is expected.
 
     Use as a context manager; leaving it ends the server and every process it has forked.
     """
 
-    def __init__(self, log: Path, modules: tuple[str, ...] = MODULES, env: dict[str, str] | None = None):
+    def __init__(self, log: Path, modules: Sequence[str], env: Mapping[str, str] | None = None):
         # A socket's path may hold at most 107 bytes, so it cannot live in the run folder.
         self._folder = Path(tempfile.mkdtemp(prefix="nereus-", dir="/tmp"))
         address = self._folder / "prefork.sock"
@@ -81,9 +71,6 @@ class Prefork:
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def alive(self) -> bool:
-        return self._process.poll() is None
 
     def close(self) -> None:
         if self._process.stdin is not None:
