@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
+import typer.main
 
 from verl_ext import __version__
 from verl_ext.errors import NereusError
+from verl_ext.feature import load
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+class _Commands(typer.core.TyperGroup):
+    """The commands below, and those of features, which are imported when they are called or listed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        from verl_ext.integrations.features import FEATURES
+
+        return [*super().list_commands(ctx), *(name for feature in FEATURES for name in feature.commands)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:
+            return own
+        from verl_ext.integrations.features import FEATURES
+
+        for feature in FEATURES:
+            if cmd_name in feature.commands:
+                return typer.main.get_command(load(feature.commands[cmd_name]))
+        return None
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 def _version(asked: bool) -> None:
@@ -50,11 +75,16 @@ def demo(
 def report(
     folder: Annotated[Path, typer.Argument(help="A run of nereus, or the logs of a stock verl run.")],
     out: Annotated[Path | None, typer.Option(help="Where to write the page; default: report.html in it.")] = None,
+    nice: Annotated[int, typer.Option(min=0, max=19, help="Give way to other processes: 19 most.")] = 0,
 ) -> None:
     """Build report.html from the record of a run, or from verl's own console, file or TensorBoard logs."""
+    from verl_ext.integrations.features import FEATURES
     from verl_ext.report import build_report
 
-    typer.echo(build_report(folder, out=out))
+    os.nice(nice)
+    sections = [name for feature in FEATURES for name in feature.sections]
+    plots = [name for feature in FEATURES for name in feature.plots]
+    typer.echo(build_report(folder, out=out, sections=sections, plots=plots))
 
 
 @app.command()
@@ -76,3 +106,7 @@ def main() -> None:
     except NereusError as error:
         sys.stderr.write(f"nereus: {error}\n")
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

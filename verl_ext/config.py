@@ -1,66 +1,68 @@
-"""Every option of nereus, typed, with its meaning and its checks.
+"""The root of the options of nereus, and what a command line may say of them.
 
-The dataclasses below are the only definition: Hydra composes them as the group `plugins/nereus`, so that
-`+plugins=nereus nereus.routing.mode=R3` works on verl's own entry points, and the reference in the docs is made from
-them. Options reach other processes inside the config (`actor_rollout_ref.nereus` for workers) and, for processes that
-verl gives no config, as one JSON string in Ray's runtime environment; both are compared by digest before training.
+The dataclasses are the only definition: Hydra composes them as the group `plugins/nereus`, so that
+`+plugins=nereus nereus.weight_sync.stall_timeout_s=120` works on verl's own entry points, and the reference in the docs
+is made from them. A feature with a folder has its section there; the others stand here. The options reach other
+processes as one JSON string in Ray's runtime environment, and are compared by digest before training.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import hashlib
 import json
-import math
 import re
-import types
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from verl_ext.errors import NereusError
-
-ROUTING_MODES = ("off", "R2", "R3", "PR2")
+from verl_ext.options import Section, build, flatten, leaves, nearest, positive, sections
+from verl_ext.routing.options import RoutingOptions
 
 # Options that earlier versions had, with what to write instead.
 REMOVED: dict[str, str] = {}
 
 
 @dataclass
-class RoutingOptions:
-    """Router replay on mixture-of-experts models."""
+class RollCallOptions(Section):
+    """The question to every process of the run before it trains."""
 
-    mode: str = "off"
-    """off, R2 (record in the log-prob pass), R3 (record in the rollout) or PR2 (predictive). Only off in this
-    version."""
+    not_asked: list[str] = field(default_factory=list)
+    """Classes of Ray actors of your own that take no part in training, e.g. [Judge]. Without being named here, an actor
+    that nobody asks ends the run."""
 
 
 @dataclass
-class WeightSyncOptions:
+class WeightSyncOptions(Section):
     """The transfer of weights from the trainer to the rollout engine."""
 
     stall_timeout_s: float = 45.0
     """Seconds without an acknowledgement of one bucket after which the sync, and the job, ends with its cause."""
 
+    def check(self, path: str) -> None:
+        positive(f"{path}.stall_timeout_s", self.stall_timeout_s)
+
 
 @dataclass
-class TrainerOptions:
+class TrainerOptions(Section):
     """What the trainer does between steps."""
 
     poll_interval_s: float | None = None
     """Seconds between two looks at the replay buffer; null keeps verl's 2.0 (0.05 on the cpu platform)."""
 
+    def check(self, path: str) -> None:
+        positive(f"{path}.poll_interval_s", self.poll_interval_s)
+
 
 @dataclass
-class ReportOptions:
+class ReportOptions(Section):
     """metrics.jsonl and report.html of the run."""
 
     dir: str = ""
-    """Folder for report.html, metrics.jsonl, run.json and command.txt, on a disk that the trainer's node can write;
-    empty: Hydra's output folder of the run."""
+    """Folder for report.html, metrics.jsonl, events.jsonl, run.json and command.txt, on a disk that the trainer's node
+    can write; empty: Hydra's output folder of the run."""
 
     html_every_steps: int = 20
     """Steps between two rebuilds of report.html while the run goes on; it is always built at the end."""
@@ -71,9 +73,36 @@ class ReportOptions:
     baselines: list[str] = field(default_factory=list)
     """Rewards to draw as dotted lines, each as label=value, e.g. ['best constant answer=0.12']."""
 
+    def check(self, path: str) -> None:
+        positive(f"{path}.html_every_steps", self.html_every_steps)
+        self.levels(path)
+
+    def levels(self, path: str = "nereus.report") -> dict[str, float]:
+        """`baselines` as label -> reward.
+
+        Raises:
+            NereusError: one is not label=number.
+        """
+        found: dict[str, float] = {}
+        for item in self.baselines:
+            label, _, number = item.rpartition("=")
+            try:
+                found[label] = float(number)
+            except ValueError:
+                label = ""
+            if not label:
+                raise NereusError(
+                    "a baseline is not a label and a reward",
+                    where=f"{path}.baselines",
+                    expected="label=number",
+                    got=repr(item),
+                    change=f"{path}.baselines=['best constant answer=0.12']",
+                )
+        return found
+
 
 @dataclass
-class CompatOptions:
+class CompatOptions(Section):
     """Upstream versions."""
 
     allow_untested_versions: bool = False
@@ -81,7 +110,7 @@ class CompatOptions:
 
 
 @dataclass
-class CpuOptions:
+class CpuOptions(Section):
     """The cpu platform (`trainer.device=cpu`)."""
 
     python: str | None = None
@@ -92,35 +121,13 @@ class CpuOptions:
 class NereusOptions:
     """The root of `nereus.*`."""
 
+    roll_call: RollCallOptions = field(default_factory=RollCallOptions)
     routing: RoutingOptions = field(default_factory=RoutingOptions)
     weight_sync: WeightSyncOptions = field(default_factory=WeightSyncOptions)
     trainer: TrainerOptions = field(default_factory=TrainerOptions)
     report: ReportOptions = field(default_factory=ReportOptions)
     compat: CompatOptions = field(default_factory=CompatOptions)
     cpu: CpuOptions = field(default_factory=CpuOptions)
-
-    def baselines(self) -> dict[str, float]:
-        """`report.baselines` as label -> reward.
-
-        Raises:
-            NereusError: one is not label=number.
-        """
-        found: dict[str, float] = {}
-        for item in self.report.baselines:
-            label, _, number = item.rpartition("=")
-            try:
-                found[label] = float(number)
-            except ValueError:
-                label = ""
-            if not label:
-                raise NereusError(
-                    "a baseline is not a label and a reward",
-                    where="nereus.report.baselines",
-                    expected="label=number",
-                    got=repr(item),
-                    change="nereus.report.baselines=['best constant answer=0.12']",
-                )
-        return found
 
     def digest(self) -> str:
         """First 12 hex digits of the SHA-256 over all options; equal in every process of a run."""
@@ -129,50 +136,55 @@ class NereusOptions:
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> NereusOptions:
+    @staticmethod
+    def from_mapping(values: Mapping[str, Any]) -> NereusOptions:
         """Build from nested plain values, as in `nereus.*` of a resolved config.
 
         Raises:
             NereusError: unknown or removed key, wrong type or a value outside its range.
         """
-        for key in _flatten(values):
+        for key in flatten(values):
             check_key(key)
-        options: NereusOptions = _build(cls, values, "nereus")
-        options.check()
+        options = build(root(), values, "nereus")
+        for name in sections(root()):
+            getattr(options, name).check(f"nereus.{name}")
         return options
 
-    def check(self) -> None:
-        """Raise NereusError for a value outside its range."""
-        if self.routing.mode not in ROUTING_MODES:
-            raise NereusError(
-                f"nereus.routing.mode={self.routing.mode!r} is not a mode",
-                where="nereus.routing.mode",
-                expected="one of " + ", ".join(ROUTING_MODES),
-                got=repr(self.routing.mode),
-                change=f"nereus.routing.mode={nearest(self.routing.mode, ROUTING_MODES) or 'off'}",
-            )
-        self.baselines()
-        positive = {
-            "nereus.weight_sync.stall_timeout_s": self.weight_sync.stall_timeout_s,
-            "nereus.trainer.poll_interval_s": self.trainer.poll_interval_s,
-            "nereus.report.html_every_steps": self.report.html_every_steps,
-        }
-        for name, value in positive.items():
-            # Neither nan nor inf: a wait without a limit is what the limit is for.
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise NereusError(
-                    f"{name} has to be a number above zero",
-                    where=name,
-                    expected="a positive, finite number",
-                    got=repr(value),
-                    change=f"give {name} a positive value",
-                )
+
+_root: type[NereusOptions] = NereusOptions
+
+
+def root() -> type[NereusOptions]:
+    """The dataclass of all options: that of nereus, with the sections of features of other packages."""
+    return _root
+
+
+def add_section(name: str, section: type[Section]) -> None:
+    """Give a feature of another package a section. Doing it again with the same one does nothing.
+
+    Raises:
+        NereusError: there is another one of that name.
+    """
+    global _root
+    known = sections(_root)
+    if known.get(name, section) is not section:
+        raise NereusError(
+            f"two features have options under nereus.{name}",
+            where=f"{section.__module__}.{section.__qualname__}",
+            expected="a section of its own for each feature",
+            got=f"{known[name].__module__}.{known[name].__qualname__} is there",
+            change="uninstall one of the two packages",
+        )
+    if name not in known:
+        item = (name, section, field(default_factory=section))
+        _root = dataclasses.make_dataclass(
+            "NereusOptions", [item], bases=(_root,), namespace={"__doc__": _root.__doc__}
+        )
 
 
 def keys() -> tuple[str, ...]:
     """Every option as a dotted path under `nereus`, e.g. `routing.mode`, in the order of the dataclasses."""
-    return tuple(path for path, _kind in _leaves(NereusOptions))
+    return tuple(path for path, _kind in leaves(root()))
 
 
 def check_key(key: str) -> None:
@@ -211,7 +223,7 @@ def check_overrides(arguments: list[str]) -> None:
             continue
         if name.startswith("actor_rollout_ref.nereus"):
             raise NereusError(
-                "the workers' copy of the options is not set by hand",
+                "nothing reads options of nereus there",
                 where=argument,
                 expected="options under nereus",
                 got=name,
@@ -245,70 +257,3 @@ def check_switch(arguments: list[str]) -> None:
                 got=argument,
                 change="+plugins=nereus",
             )
-
-
-def nearest(word: str, choices: tuple[str, ...]) -> str | None:
-    """The choice that `word` most likely meant, or None when nothing is close."""
-    found = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    if not found:
-        by_leaf = {choice.rsplit(".", 1)[-1]: choice for choice in choices}
-        leaf = difflib.get_close_matches(word.rsplit(".", 1)[-1], list(by_leaf), n=1, cutoff=0.6)
-        return by_leaf[leaf[0]] if leaf else None
-    return found[0]
-
-
-def _nested(item: dataclasses.Field[Any]) -> type | None:
-    factory = item.default_factory
-    return factory if isinstance(factory, type) and dataclasses.is_dataclass(factory) else None
-
-
-def _leaves(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every option below `cls` as (dotted path, type)."""
-    hints = typing.get_type_hints(cls)
-    for item in dataclasses.fields(cls):
-        nested = _nested(item)
-        if nested is not None:
-            yield from _leaves(nested, f"{prefix}{item.name}.")
-        else:
-            yield prefix + item.name, hints[item.name]
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in values.items():
-        path = prefix + str(name)
-        if isinstance(value, Mapping):
-            yield from _flatten(value, path + ".")
-        else:
-            yield path
-
-
-def _build(cls: type, values: Mapping[str, Any], path: str) -> Any:
-    hints = typing.get_type_hints(cls)
-    arguments: dict[str, Any] = {}
-    for item in dataclasses.fields(cls):
-        if item.name not in values:
-            continue
-        value, where = values[item.name], f"{path}.{item.name}"
-        nested = _nested(item)
-        arguments[item.name] = _build(nested, value, where) if nested else _convert(value, hints[item.name], where)
-    return cls(**arguments)
-
-
-def _convert(value: Any, kind: Any, where: str) -> Any:
-    alternatives = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    for alternative in alternatives:
-        if alternative == list[str] and isinstance(value, list):
-            return [_convert(item, str, f"{where}[{index}]") for index, item in enumerate(value)]
-        if alternative is float and isinstance(value, int) and not isinstance(value, bool):
-            with contextlib.suppress(OverflowError):
-                return float(value)
-        if type(value) is alternative:
-            return value
-    expected = " or ".join(getattr(alternative, "__name__", str(alternative)) for alternative in alternatives)
-    raise NereusError(
-        f"{where} has the wrong type",
-        where=where,
-        expected=expected,
-        got=f"{value!r} ({type(value).__name__})",
-        change=f"give {where} a value of type {expected}",
-    )

@@ -23,7 +23,7 @@ def requested(arguments: list[str]) -> bool:
 def _load(arguments: list[str]) -> None:
     from verl_ext.config import check_overrides, check_switch
     from verl_ext.errors import NereusError
-    from verl_ext.integrations.verl.process import activate_from_environment
+    from verl_ext.integrations.verl.join import join_from_environment
     from verl_ext.integrations.verl.switch import register
 
     register()
@@ -33,7 +33,7 @@ def _load(arguments: list[str]) -> None:
             check_overrides(arguments)
     except NereusError as error:
         raise SystemExit(f"nereus refused to start\n{error}") from error
-    activate_from_environment()
+    join_from_environment()
 
 
 try:

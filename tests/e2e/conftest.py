@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from verl_ext import ending
 from verl_ext.demo import stack
 from verl_ext.demo.assets import DemoAssets, build_assets
 from verl_ext.demo.recipe import demo_overrides
 from verl_ext.launch.environment import cpu_environment
 from verl_ext.launch.prefork.start import Prefork
-from verl_ext.launch.supervise import JobResult, refusal, run_job
+from verl_ext.launch.supervise import JobResult, run_job
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,7 +62,8 @@ class Run:
         assert self.result.seconds < within_s
         assert not (self.folder / "report.html").exists()
         assert not (self.folder / "metrics.jsonl").exists()
-        return refusal(self.folder / "run.log") or ""
+        assert not (self.folder / "run.json").exists()
+        return str(ending.read(self.folder) or "")
 
 
 Train = Callable[..., Run]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from verl_ext.config import NereusOptions
-from verl_ext.integrations.verl.process import VARIABLE, Activation
+from verl_ext.integrations.run import VARIABLE, Run
 
 pytestmark = pytest.mark.e2e
 
@@ -50,5 +50,5 @@ def test_a_node_without_the_package_ends_the_job(train, tmp_path: Path):
 def test_another_run_s_options_in_one_process_are_refused(train, monkeypatch: pytest.MonkeyPatch):
     # What a stale NEREUS_ACTIVATION in a worker's environment looks like to the roll call is a unit test; here the
     # driver itself inherits one from an earlier run.
-    monkeypatch.setenv(VARIABLE, Activation(NereusOptions(), "cpu", "vllm").to_json())
+    monkeypatch.setenv(VARIABLE, Run(NereusOptions(), "cpu", "vllm").to_json())
     assert "part of another run" in train().refused()

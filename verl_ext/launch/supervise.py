@@ -148,24 +148,10 @@ def phase(log: Path) -> str:
     return reached[-1] if reached else "importing"
 
 
-def refusal(log: Path) -> str | None:
-    """The error that ended a run, in nereus's own words where there are any, else the last exception in the log."""
+def last_words(log: Path) -> str:
+    """The last lines of a log, for a run that left no `end.json`: its processes were killed, or never were in a run."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    plain = [_without_ray_prefix(line) for line in lines]
-    for index in range(len(plain) - 1, -1, -1):
-        if plain[index].lstrip().startswith("where:"):
-            block = plain[index - 1 : index + 5]
-            end = next((n for n, line in enumerate(block) if line.lstrip().startswith("change:")), len(block) - 1)
-            first = block[0].split("NereusError: ", 1)[-1]
-            return "\n".join([first, *block[1 : end + 1]])
-    causes = [line for line in plain if line and not line.startswith(" ") and "Error" in line.split(":")[0]]
-    if causes:
-        return causes[-1]
-    return "\n".join([line for line in plain if line.strip()][-3:]) or None
-
-
-def _without_ray_prefix(line: str) -> str:
-    return line.split("\x1b[0m ", 1)[-1] if line.startswith("\x1b[") else line
+    return "\n".join([line for line in lines if line.strip()][-12:]) or "the log is empty"
 
 
 def _adopt_orphans() -> None:

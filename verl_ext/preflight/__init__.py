@@ -1,12 +1,13 @@
 """Refuse what verl 0.9.1 would accept and silently not do, and inputs that cannot be used.
 
 Every rule is a function of the composed config, of files it names and of the machine: it yields findings and changes
-nothing. `check` raises the first one. Facts and line numbers are in `docs/refusals.md`.
+nothing. `check` raises the first one. Rules that belong to a feature stand in its entry.
+Facts and line numbers are in `docs/refusals.md`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 from verl_ext.config import NereusOptions
 from verl_ext.preflight.batches import batch_by_data_parallel
@@ -20,7 +21,6 @@ from verl_ext.preflight.ignored import (
     legacy_trainer,
     lora_delivery,
     lora_key,
-    nereus_router_replay,
     prefix_grouper,
     replay_engine,
     replay_needs_experts,
@@ -30,7 +30,7 @@ from verl_ext.preflight.ignored import (
 )
 from verl_ext.preflight.inputs import readable_data, readable_model, reward_function
 from verl_ext.preflight.layout import megatron_layout
-from verl_ext.preflight.machine import cpu_platform, free_ports, shared_memory
+from verl_ext.preflight.machine import free_ports
 from verl_ext.preflight.megatron import megatron_defects, megatron_packages, megatron_switches
 from verl_ext.view import Rule, View
 
@@ -40,7 +40,6 @@ RULES: tuple[Rule, ...] = (
     legacy_trainer,
     rollout_engine,
     legacy_reward_keys,
-    cpu_platform,
     readable_model,
     readable_data,
     reward_function,
@@ -50,7 +49,6 @@ RULES: tuple[Rule, ...] = (
     megatron_defects,
     batch_by_data_parallel,
     replay_needs_experts,
-    nereus_router_replay,
     replay_engine,
     replay_rollout,
     replay_switches,
@@ -62,18 +60,17 @@ RULES: tuple[Rule, ...] = (
     fp8_kv_cache,
     disaggregated_prefill,
     free_ports,
-    shared_memory,
 )
 
 
-def check(config: Any, options: NereusOptions) -> None:
+def check(view: View, options: NereusOptions, of_features: Iterable[Rule] = ()) -> None:
     """Raise NereusError at the first setting that verl would silently ignore, or an input that cannot be used.
 
     Args:
-        config: verl's composed config, or nested dicts like it.
+        view: verl's composed config, or nested dicts like it.
         options: nereus's own, checked.
+        of_features: rules of features, asked after those that are about verl alone.
     """
-    view = View(config)
-    for rule in RULES:
+    for rule in (*RULES, *of_features):
         for finding in rule(view, options):
             raise finding

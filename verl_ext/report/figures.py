@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from verl_ext.report.drawing import SMALL
 from verl_ext.report.files import write_atomic
 from verl_ext.report.findings import verdict
 from verl_ext.report.model import RunData
-from verl_ext.report.plots import PLOTS, Plot
+from verl_ext.report.plots import PLOTS, Plot, declared_plots
 from verl_ext.report.theme import DARK, LIGHT, PAGE, Theme, adapt
 
 
@@ -36,14 +36,17 @@ class Drawn:
     wide: str | None
 
 
-def draw_all(run: RunData) -> tuple[list[Drawn], list[str]]:
+def draw_all(run: RunData, own: Sequence[Plot] = ()) -> tuple[list[Drawn], list[str]]:
     """Draws every figure that has data.
+
+    Args:
+        own: figures of features, besides those of every run and the generic ones of declared metrics.
 
     Returns:
         The figures, and for each one left out a sentence that says why.
     """
     drawn, left_out = [], []
-    for plot in PLOTS:
+    for plot in (*PLOTS, *declared_plots(run), *own):
         if not plot.needs(run):
             left_out.append(f"{plot.title}: not drawn, this run logged none of {plot.wanted}.")
             continue

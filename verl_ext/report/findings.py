@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from verl_ext.report import names
-from verl_ext.report.model import ProcessReport, RunData
+from verl_ext.report.model import RunData
 
 
 @dataclass(frozen=True)
@@ -106,13 +105,7 @@ def cards(run: RunData) -> list[Card]:
     """The key numbers of a run; one that was not logged says so instead of being left out."""
     found = [_reward(run), _gap(run), _length(run), _seconds(run), _throughput(run)]
     if run.info is not None and run.info.processes:
-        differing = len({row for (row, _), _ in mismatches(run.info.processes)})
-        total = len(run.info.processes)
-        agree = "agree on version, manifest and features" if total > 1 else "reported at the start"
-        verb = "differ" if differing > 1 else "differs"
-        context = f"{_count(differing, 'process')} {verb}: see \u201cActive where\u201d"
-        value = f"{total - differing} of {total}"
-        found.append(Card("Processes", value, context if differing else agree, bool(differing)))
+        found.append(Card("Processes", str(len(run.info.processes)), "asked, and right in every answer"))
     return found
 
 
@@ -169,47 +162,9 @@ def _throughput(run: RunData) -> Card:
     return Card("Throughput", short(statistics.median(values)), "tokens per second and GPU, median")
 
 
-def mismatches(processes: Sequence[ProcessReport]) -> list[tuple[tuple[int, str], str]]:
-    """Where processes of one run differ: (row, field) and what it differs from.
-
-    Version and manifest digest must be the driver's (without a driver: the most common one) in every process;
-    patches and features must be the most common ones of the processes with the same role.
-    """
-    found: list[tuple[tuple[int, str], str]] = []
-    drivers = [process for process in processes if process.get("role") == "driver"]
-    for name in ("version", "manifest_digest"):
-        want = _most_common([_text(process, name) for process in drivers or processes])
-        whose = "driver" if drivers else "most processes"
-        for row, process in enumerate(processes):
-            if _text(process, name) != want:
-                found.append(((row, name), f"{whose}: {want or 'none'}"))
-    for name in ("patches", "features"):
-        for role in dict.fromkeys(_text(process, "role") for process in processes):
-            rows = [row for row, process in enumerate(processes) if _text(process, "role") == role]
-            sets = {row: ", ".join(sorted(strings(processes[row], name))) for row in rows}
-            want = _most_common(list(sets.values()))
-            found += [((row, name), f"most {role} processes: {want or 'none'}") for row in rows if sets[row] != want]
-    return found
-
-
-def _most_common(values: Sequence[str]) -> str:
-    return Counter(values).most_common(1)[0][0] if values else ""
-
-
-def _text(process: Mapping[str, object], name: str) -> str:
-    value = process.get(name)
-    return "" if value is None else str(value)
-
-
-def strings(process: Mapping[str, object], name: str) -> list[str]:
-    """A list of strings in a process report, whatever shape it was reported in."""
-    values = process.get(name) or []
-    return [str(value) for value in values] if isinstance(values, (list, tuple)) else [str(values)]
-
-
 def warnings(run: RunData) -> list[str]:
     """Everything about a run that a person should know before trusting its curves, one sentence each."""
-    return [*run.warnings, *_non_finite(run), *_missing_steps(run), *_processes(run), *_overlaps(run)]
+    return [*run.warnings, *_non_finite(run), *_missing_steps(run), *_overlaps(run)]
 
 
 def _non_finite(run: RunData) -> list[str]:
@@ -237,23 +192,6 @@ def _missing_steps(run: RunData) -> list[str]:
     # Before the first training step verl may log a validation; what counts is a hole between steps.
     holes = [step for low, high in pairwise(steps) for step in range(low + 1, min(high, low + 50))]
     return [f"No record of {_steps(holes)}."]
-
-
-def _processes(run: RunData) -> list[str]:
-    if run.info is None:
-        return []
-    processes = run.info.processes
-    found = [
-        f"{processes[row].get('process', f'process {row}')}: {name.replace('_', ' ')} differs ({want})."
-        for (row, name), want in mismatches(processes)
-    ]
-    reported = {feature for process in processes for feature in strings(process, "features")}
-    for feature, state in run.info.features.items():
-        if processes and state != "off" and feature not in reported:
-            found.append(f"{feature} is {state}, but no process reported it active.")
-        if state == "off" and feature in reported:
-            found.append(f"{feature} is off, but a process reported it active.")
-    return found
 
 
 def _overlaps(run: RunData) -> list[str]:

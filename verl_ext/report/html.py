@@ -7,15 +7,18 @@ from html import escape
 from pathlib import Path
 
 from verl_ext import __version__
+from verl_ext.feature import load
 from verl_ext.report.files import write_atomic
 from verl_ext.report.read import read_run
-from verl_ext.report.sections import SECTIONS, Page, Section
+from verl_ext.report.sections import Page, Section, arranged
 from verl_ext.report.style import STYLE
 
 REPORT_FILE = "report.html"
 
 
-def build_report(run_dir: str | Path, *, out: str | Path | None = None, sections: Iterable[Section] = SECTIONS) -> Path:
+def build_report(
+    run_dir: str | Path, *, out: str | Path | None = None, sections: Iterable[str] = (), plots: Iterable[str] = ()
+) -> Path:
     """Writes the report of a run, in one go, and returns its path.
 
     Without matplotlib the report is written all the same, with a notice in the place of the figures.
@@ -23,7 +26,8 @@ def build_report(run_dir: str | Path, *, out: str | Path | None = None, sections
     Args:
         run_dir: a folder that `read_run` understands, or one file of a run.
         out: the file to write; by default `report.html` in that folder.
-        sections: what the page consists of, from top to bottom.
+        sections: dotted names of sections of features, below the curves. Loaded for a run of nereus only.
+        plots: dotted names of their figures, likewise.
 
     Raises:
         NereusError: there is no record of a run, or it cannot be read.
@@ -33,14 +37,16 @@ def build_report(run_dir: str | Path, *, out: str | Path | None = None, sections
     run = read_run(source)
     if out is None:
         out = (source if source.is_dir() else source.parent) / REPORT_FILE
+    if run.info is None:
+        sections, plots = (), ()
     try:
         from verl_ext.report.figures import draw_all
     except ImportError as error:
         page = Page(run, [], [], no_plots=str(error))
     else:
-        figures, left_out = draw_all(run)
+        figures, left_out = draw_all(run, [load(name) for name in plots])
         page = Page(run, figures, left_out)
-    return write_atomic(Path(out), render(page, sections))
+    return write_atomic(Path(out), render(page, arranged([load(name) for name in sections])))
 
 
 def render(page: Page, sections: Iterable[Section]) -> str:

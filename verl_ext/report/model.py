@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
+from verl_ext.ending import Ending
 from verl_ext.errors import NereusError
 
-SCHEMA = 1
+SCHEMA = 2
 
 Value = int | float | str | None
 
@@ -21,16 +22,53 @@ class ProcessReport(TypedDict, total=False):
     process: str
     """Its name to a person, for example `actor 0`."""
     role: str
-    """driver, trainer, rollout, ...; processes of one role should have the same features."""
+    """driver, trainer, actor, server, ..."""
     pid: int
     host: str
-    version: str
-    """The nereus version it imported."""
-    manifest_digest: str
-    """Digest of the patch manifest it applied."""
-    patches: list[str]
-    features: list[str]
-    """The features active in it."""
+    code: str
+    """Version and digest of the nereus it runs."""
+    applied: list[str]
+    """Names of the touches that have to be applied in it, and are."""
+
+
+class FeatureState(TypedDict):
+    """What a feature was in a run."""
+
+    name: str
+    on: bool
+    detail: str
+    evidence: list[str]
+    """What the answers of the processes prove, one sentence each."""
+
+
+class DeclaredMetric(TypedDict):
+    """A metric that a feature logs in every step."""
+
+    feature: str
+    name: str
+    unit: str
+    meaning: str
+    healthy: list[float] | None
+    """Lowest and highest value of a feature that works."""
+
+
+class Lowered(TypedDict):
+    """A key of verl's config that a feature has set, or would have set where the user had not."""
+
+    feature: str
+    key: str
+    value: Any
+    kept: bool
+    """Whether the user's own value was kept."""
+
+
+class Event(TypedDict):
+    """Something that happened in a run, from `events.jsonl`."""
+
+    step: int
+    feature: str
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +82,11 @@ class RunInfo:
     title: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     """Package name -> version."""
-    features: dict[str, str] = field(default_factory=dict)
-    """Feature name -> "on", "off" or a short text."""
+    features: list[FeatureState] = field(default_factory=list)
+    metrics: list[DeclaredMetric] = field(default_factory=list)
+    """What the active features said they would log."""
+    lowered: list[Lowered] = field(default_factory=list)
+    """What features have set in verl's config."""
     processes: list[ProcessReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     baselines: dict[str, float] = field(default_factory=dict)
@@ -75,7 +116,8 @@ class RunInfo:
         """
         if not isinstance(data, Mapping):
             raise _bad(where, "a JSON object", type(data).__name__)
-        kinds = {"command": list, "started_at": str, "title": str, "processes": list, "notes": list}
+        lists = ("command", "processes", "notes", "features", "metrics", "lowered")
+        kinds: dict[str, type] = {"started_at": str, "title": str, **dict.fromkeys(lists, list)}
         known = {f.name for f in fields(cls)}
         for name in ("command", "started_at"):
             if name not in data:
@@ -84,8 +126,9 @@ class RunInfo:
             kind = kinds.get(name, dict)
             if not isinstance(data[name], kind):
                 raise _bad(where, f"{name} to be a {kind.__name__}", type(data[name]).__name__)
-        if not all(isinstance(process, Mapping) for process in data.get("processes", [])):
-            raise _bad(where, "every entry of processes to be an object", "something else among them")
+        for name in ("processes", "features", "metrics", "lowered"):
+            if not all(isinstance(item, Mapping) for item in data.get(name, [])):
+                raise _bad(where, f"every entry of {name} to be an object", "something else among them")
         return cls(**{name: data[name] for name in known & set(data)})
 
 
@@ -111,6 +154,9 @@ class RunData:
     records: tuple[Mapping[str, Value], ...]
     """NaN and the infinities are floats again here."""
     info: RunInfo | None = None
+    events: tuple[Event, ...] = ()
+    ending: Ending | None = None
+    """Why the run stopped, when it stopped with an error."""
     resumed_at: tuple[int, ...] = ()
     """First step of each resumption whose superseded records were dropped."""
     warnings: tuple[str, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,13 +22,14 @@ from verl_ext.report.drawing import (
     smoothing_window,
 )
 from verl_ext.report.findings import alike, ends, short
-from verl_ext.report.model import RunData
+from verl_ext.report.model import DeclaredMetric, RunData
 from verl_ext.report.step_time import draw_step_time
 from verl_ext.report.theme import SERIES, Theme
 
 # CSS pixels: drawn at about the size they are read at, so that letters are no smaller on a phone.
 NARROW = (360, 270)
 _MOST_LINES = 6
+_MOST_STRIPS = 4
 _GAP_HINT = "verl logs them with actor_rollout_ref.rollout.calculate_log_probs=True"
 
 
@@ -239,6 +241,35 @@ def _time_keys(run: RunData) -> list[str]:
 def _explain(run: RunData, keys: tuple[str, ...]) -> str:
     sentences = [f"{key}: {names.MEANINGS[key]}" for key in _present(*keys)(run)[:4]]
     return "; ".join(sentences) + "."
+
+
+def declared_plots(run: RunData) -> list[Plot]:
+    """A figure for each feature of the run that declared metrics, with a strip a metric."""
+    by_feature: dict[str, list[DeclaredMetric]] = {}
+    for metric in run.info.metrics if run.info else []:
+        by_feature.setdefault(metric["feature"], []).append(metric)
+    return [_declared_plot(feature, metrics[:_MOST_STRIPS]) for feature, metrics in by_feature.items()]
+
+
+def _declared_plot(feature: str, metrics: list[DeclaredMetric]) -> Plot:
+    keys = [metric["name"] for metric in metrics]
+
+    def draw(container: FigureBase, run: RunData, theme: Theme, wide: bool) -> None:
+        present = _present(*keys)(run)
+        axes = panels(container, theme, [(key, Series.of(run.series(key)), SERIES[i]) for i, key in enumerate(present)])
+        for ax, key in zip(axes, present, strict=True):
+            healthy = next(metric["healthy"] for metric in metrics if metric["name"] == key)
+            for level in healthy or ():
+                if math.isfinite(level):
+                    ax.axhline(level, color=theme["muted"], linestyle=(0, (1, 2)), linewidth=1.2)
+
+    def said(metric: DeclaredMetric) -> str:
+        unit = f" ({metric['unit']})" if metric["unit"] else ""
+        return f"{metric['name']}{unit}: {metric['meaning']}"
+
+    words = "; ".join(map(said, metrics)) + ". Dotted: the range in which it counts as working."
+    name = re.sub(r"[^a-z0-9]+", "-", feature.lower())
+    return Plot(f"feature-{name}", feature, _present(*keys), " and ".join(keys), draw, lambda run: words)
 
 
 PLOTS: tuple[Plot, ...] = (

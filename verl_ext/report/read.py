@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl_ext import ending
 from verl_ext.errors import NereusError
-from verl_ext.report.model import RunData, RunInfo
+from verl_ext.report.model import Event, RunData, RunInfo
 from verl_ext.report.records import merge
 from verl_ext.report.verl_logs import (
     Found,
@@ -17,7 +18,7 @@ from verl_ext.report.verl_logs import (
     read_tensorboard,
     unreadable_lines,
 )
-from verl_ext.report.writer import METRICS_FILE, RUN_FILE
+from verl_ext.report.writer import EVENTS_FILE, METRICS_FILE, RUN_FILE
 
 # Deep enough for tensorboard_log/<project>/<experiment>/, but not for all the files of a checkpoint tree.
 _DEPTH = 4
@@ -63,6 +64,8 @@ def read_run(path: str | Path) -> RunData:
         files=tuple(found.files),
         records=found.merged.records(),
         info=info,
+        events=_read_events(folder / EVENTS_FILE) if folder is not None else (),
+        ending=ending.read(folder) if folder is not None else None,
         resumed_at=tuple(found.merged.resumed_at),
         warnings=(*found.warnings, *warnings),
     )
@@ -127,6 +130,14 @@ def _read_info(path: Path) -> RunInfo | None:
             change="move the file away to report without it",
         ) from error
     return RunInfo.from_json(data, str(path))
+
+
+def _read_events(path: Path) -> tuple[Event, ...]:
+    """Half a line, of a run that was killed as it wrote it, is left out."""
+    if not path.exists():
+        return ()
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return tuple(json.loads(line) for line in lines if line)
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:

@@ -1,21 +1,20 @@
 """The sections of a report, one function each: a page in, its HTML out.
 
-A feature that has something of its own to show writes one more function of this shape and adds it to
-`SECTIONS`, or passes it to `build_report`.
+A feature that has something of its own to show names one more function of this shape in its entry.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
 from typing import TYPE_CHECKING
 
 from verl_ext.report import names
-from verl_ext.report.findings import Card, cards, mismatches, strings, verdict, warnings
-from verl_ext.report.model import ProcessReport, RunData, Value
+from verl_ext.report.findings import Card, cards, verdict, warnings
+from verl_ext.report.model import FeatureState, ProcessReport, RunData, Value
 
 if TYPE_CHECKING:
     from verl_ext.report.figures import Drawn
@@ -119,41 +118,62 @@ def _figure(figure: Drawn, kind: str) -> str:
     )
 
 
+def stopped(page: Page) -> str:
+    """Why the run stopped, when it stopped with an error."""
+    ending = page.run.ending
+    if ending is None:
+        return ""
+    at = ending.phase if ending.step is None else f"{ending.phase}, step {ending.step}"
+    body = (
+        f'<div class="box notice" role="note"><h3>{escape(at)}</h3><pre><code>{escape(str(ending))}</code></pre></div>'
+    )
+    return section("stopped", "Stopped with an error", body)
+
+
 def active_where(page: Page) -> str:
-    """Which feature is on, and which process said so, with every difference between them marked."""
+    """Which feature was on, what the processes proved of it, what it set in verl's config, and who was asked."""
     info = page.run.info
     if info is None:
-        body = '<p class="box">No run.json: this run was made without nereus, and no process reported in.</p>'
+        body = '<p class="box">No run.json: this run was made without nereus, and no process was asked.</p>'
         return section("active", "Active where", body)
-    chips = "".join(
-        f'<li class="{"off" if state == "off" else "on"}"><b>{escape(name)}</b> {escape(str(state))}</li>'
-        for name, state in info.features.items()
+    body = "".join(_feature(state) for state in info.features) or "<p>No feature was listed.</p>"
+    tables = [_process_table(info.processes) if info.processes else '<p class="hint">No process was asked.</p>']
+    if info.lowered:
+        rows = "".join(
+            f'<tr><th class="name" scope="row">{escape(item["key"])}</th><td>{escape(str(item["value"]))}</td>'
+            f"<td>{escape(item['feature'])}</td><td>{'left as you have it' if item['kept'] else 'set'}</td></tr>"
+            for item in info.lowered
+        )
+        tables.append(_table("Keys of verl's config that features set.", ("Key", "Value", "Feature", ""), rows))
+    return section(
+        "active", "Active where", f'<div class="box"><ul class="features">{body}</ul></div>\n' + "\n".join(tables)
     )
-    body = f'<ul class="chips" aria-label="Features">{chips}</ul>' if chips else "<p>No feature was listed.</p>"
-    if info.processes:
-        table = _process_table(info.processes)
-    else:
-        table = '<p class="hint">No process reported in.</p>'
-    return section("active", "Active where", f'<div class="box">{body}</div>\n{table}')
+
+
+def _feature(state: FeatureState) -> str:
+    detail = f" {escape(state['detail'])}" if state["detail"] else ""
+    kind = "on" if state["on"] else "off"
+    chip = f'<span class="chip {kind}"><b>{escape(state["name"])}</b> {kind}{detail}</span>'
+    if not state["evidence"]:
+        return f"<li>{chip}</li>"
+    proof = "".join(f"<li>{escape(sentence)}</li>" for sentence in state["evidence"])
+    count = f"{len(state['evidence'])} proof{'' if len(state['evidence']) == 1 else 's'}"
+    return f"<li><details><summary>{chip} {count}</summary><ul>{proof}</ul></details></li>"
 
 
 def _process_table(processes: Sequence[ProcessReport]) -> str:
-    wrong = dict(mismatches(processes))
-    marked = {row for row, _ in wrong}
     groups: dict[object, list[int]] = {}
     for row, process in enumerate(processes):
-        alone = len(processes) <= _MOST_ROWS or row in marked
-        fields = ("role", "host", "version", "manifest_digest", "features", "patches")
-        groups.setdefault(row if alone else str([process.get(field) for field in fields]), []).append(row)
-    rows = "\n".join(_process_row(processes, rows, wrong) for rows in groups.values())
+        fields = ("role", "host", "code", "applied")
+        key = str([process.get(field) for field in fields]) if len(processes) > _MOST_ROWS else row
+        groups.setdefault(key, []).append(row)
+    rows = "\n".join(_process_row(processes, rows) for rows in groups.values())
     count = len(processes)
-    said = f"{count} process{'' if count == 1 else 'es'} reported at the start"
-    said += f"; differing: {len(marked) or 'none'}."
-    heads = ("Process", "Role", "Where", "Version", "Manifest", "Features", "Patches")
-    return _table(said, heads, rows)
+    said = f"{count} process{'' if count == 1 else 'es'} answered before training, all of them rightly."
+    return _table(said, ("Process", "Role", "Where", "nereus", "Applied"), rows)
 
 
-def _process_row(processes: Sequence[ProcessReport], rows: list[int], wrong: dict[tuple[int, str], str]) -> str:
+def _process_row(processes: Sequence[ProcessReport], rows: list[int]) -> str:
     row, process = rows[0], processes[rows[0]]
     name = str(process.get("process", f"process {row}"))
     where = str(process.get("host", ""))
@@ -161,25 +181,28 @@ def _process_row(processes: Sequence[ProcessReport], rows: list[int], wrong: dic
         name += f" \u2026 {processes[rows[-1]].get('process', rows[-1])} ({len(rows)})"
     elif process.get("pid") is not None:
         where += f" \u00b7 {process.get('pid')}"
-    features = "".join(f"<li>{escape(feature)}</li>" for feature in strings(process, "features"))
-    patches = strings(process, "patches")
-    listed = f"<details><summary>{len(patches)}</summary>{'<br>'.join(map(escape, patches))}</details>"
-    cells = {
-        "role": escape(str(process.get("role", ""))),
-        "where": escape(where),
-        "version": escape(str(process.get("version", ""))),
-        "manifest_digest": f"<code>{escape(str(process.get('manifest_digest') or 'none')[:12])}</code>",
-        "features": f'<ul class="chips">{features}</ul>' if features else "none",
-        "patches": listed if patches else "none",
-    }
-    html = "".join(_cell(content, wrong.get((row, field))) for field, content in cells.items())
+    applied = process.get("applied") or []
+    listed = f"<details><summary>{len(applied)}</summary>{'<br>'.join(map(escape, applied))}</details>"
+    cells = (
+        escape(str(process.get("role", ""))),
+        escape(where),
+        f"<code>{escape(str(process.get('code', '')))}</code>",
+        listed if applied else "none",
+    )
+    html = "".join(f"<td>{cell}</td>" for cell in cells)
     return f'<tr><th scope="row">{escape(name)}</th>{html}</tr>'
 
 
-def _cell(content: str, why: str | None) -> str:
-    if why is None:
-        return f"<td>{content}</td>"
-    return f'<td class="differs">{content} <span class="why">differs \u2014 {escape(why)}</span></td>'
+def events(page: Page) -> str:
+    """What happened in the run, by step."""
+    if not page.run.events:
+        return ""
+    rows = "".join(
+        f'<tr><th scope="row">{event["step"]}</th><td>{escape(event["feature"])}</td>'
+        f"<td>{escape(event['kind'])}</td><td>{escape(event['text'])}</td></tr>"
+        for event in page.run.events
+    )
+    return section("events", "Events", _table("What features said, by step.", ("Step", "Feature", "", ""), rows))
 
 
 def _table(caption: str, heads: Sequence[str], rows: str) -> str:
@@ -249,6 +272,8 @@ def last_step(page: Page) -> str:
     if not page.run.records:
         return section("last", "Last step", '<p class="box">No step recorded.</p>')
     record = page.run.records[-1]
+    declared = page.run.info.metrics if page.run.info else []
+    meanings = {**names.MEANINGS, **{metric["name"]: metric["meaning"] for metric in declared}}
     groups: dict[str, list[str]] = {}
     for key in record:
         if key not in names.SUMMARY_KEYS:
@@ -256,7 +281,7 @@ def last_step(page: Page) -> str:
     order = sorted(groups, key=lambda name: name != names.NEREUS_PREFIX.rstrip("/"))
     rows = "".join(
         f'<tr><th class="group" scope="rowgroup" colspan="3">{escape(group)}</th></tr>'
-        + "".join(_metric(key, record[key]) for key in groups[group])
+        + "".join(_metric(key, record[key], meanings) for key in groups[group])
         for group in order
     )
     count = sum(map(len, groups.values()))
@@ -265,8 +290,8 @@ def last_step(page: Page) -> str:
     return section("last", "Last step", body)
 
 
-def _metric(key: str, value: Value) -> str:
-    meaning = escape(names.MEANINGS.get(key, ""))
+def _metric(key: str, value: Value, meanings: Mapping[str, str]) -> str:
+    meaning = escape(meanings.get(key, ""))
     shown = escape("none" if value is None else str(value))
     cells = f'<td class="number">{shown}</td><td>{meaning}</td>'
     return f'<tr><th class="name" scope="row">{escape(key)}</th>{cells}</tr>'
@@ -274,11 +299,19 @@ def _metric(key: str, value: Value) -> str:
 
 SECTIONS: tuple[Section, ...] = (
     header,
+    stopped,
     key_numbers,
     curves,
     active_where,
+    events,
     versions,
     command,
     notes,
     last_step,
 )
+
+
+def arranged(own: Sequence[Section]) -> tuple[Section, ...]:
+    """What a page consists of, from top to bottom, with the sections of features below the curves."""
+    at = SECTIONS.index(curves) + 1
+    return (*SECTIONS[:at], *own, *SECTIONS[at:])

@@ -55,11 +55,9 @@ font-variant-numeric:tabular-nums}
 .scroll:focus-visible{outline:2px solid var(--blue);outline-offset:2px}
 table{border-collapse:collapse;width:100%;font-size:14px}
 .of-2{width:auto;min-width:min(420px,100%)}
-.of-7{min-width:920px}
+.of-5,.of-4{min-width:720px}
 .of-3{min-width:760px}
-.of-7 td,.of-7 th{white-space:nowrap}
-.of-7 .chips{flex-wrap:nowrap}
-.differs .why{white-space:normal;min-width:170px}
+.of-5 td,.of-5 th{white-space:nowrap}
 caption{text-align:left;color:var(--muted);font-size:13px;padding:10px 0 6px}
 th,td{text-align:left;vertical-align:top;padding:8px 14px 8px 0;border-top:1px solid var(--grid)}
 thead th{border-top:0;color:var(--muted);font-weight:600;font-size:13px;white-space:nowrap}
@@ -71,12 +69,14 @@ code,pre{font-family:var(--mono);font-size:13px}
 pre{margin:0;padding:14px 16px;overflow-x:auto;background:var(--soft);border-radius:8px;line-height:1.55}
 pre code{user-select:all;-webkit-user-select:all}
 .hint{color:var(--muted);font-size:13px;margin-top:8px}
-.chips{display:flex;flex-wrap:wrap;gap:6px;margin:0;padding:0;list-style:none}
-.chips li{background:var(--soft);border-radius:999px;padding:2px 10px;font-size:13px;overflow-wrap:anywhere}
-.chips b{font-weight:600}
-.chips .off{color:var(--muted)}
-.differs{background:var(--tint)}
-.differs .why{display:block;color:var(--alert);font-size:12px;font-weight:600}
+.features{margin:0;padding:0;list-style:none}
+.features>li{margin:4px 0;font-size:13px}
+.features details summary{font-weight:400;color:var(--muted)}
+.features ul{padding-left:20px;overflow-wrap:anywhere}
+.chip{display:inline-block;background:var(--soft);color:var(--ink);border-radius:999px;padding:2px 10px;
+overflow-wrap:anywhere}
+.chip b{font-weight:600}
+.chip.off{color:var(--muted)}
 .box ul.notes{padding-left:20px}
 .notes li{margin:4px 0;overflow-wrap:anywhere}
 .notice{border-left:4px solid var(--alert);margin-top:14px}
@@ -108,13 +108,11 @@ main{max-width:none;padding:0}
 .plot,.cards li,.box,tr{break-inside:avoid}
 h2{break-after:avoid}
 .scroll{overflow:visible}
-.of-7,.of-3{min-width:0}
+.of-5,.of-4,.of-3{min-width:0}
 table{font-size:10px}
 th,td{padding-right:8px}
-.of-7 td,.of-7 th{white-space:normal}
-.of-7 .chips{flex-wrap:wrap}
-.of-7 .chips li,code,th.name,td.number{font-size:10px}
-.differs .why{min-width:0;font-size:9px}
+.of-5 td,.of-5 th{white-space:normal}
+code,th.name,td.number{font-size:10px}
 pre{white-space:pre-wrap;overflow-wrap:anywhere}
 }
 """

@@ -1,4 +1,4 @@
-"""The run record, written by the driver while the run goes on: run.json, command.txt, metrics.jsonl."""
+"""The run record, written while the run goes on: run.json, command.txt, metrics.jsonl, events.jsonl."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from types import TracebackType
 
 from verl_ext.errors import NereusError
 from verl_ext.report.files import write_atomic
-from verl_ext.report.model import RunInfo
+from verl_ext.report.model import Event, RunInfo
 from verl_ext.report.names import is_validation_only, number
 from verl_ext.report.records import RESUMED_AT, merge, to_line
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
+EVENTS_FILE = "events.jsonl"
 COMMAND_FILE = "command.txt"
 
 
@@ -73,6 +74,14 @@ class RunWriter:
             marker = json.dumps({RESUMED_AT: step}) + "\n"
             self._marked = True
         _write_all(self._file, (marker + line + "\n").encode())
+
+    def event(self, event: Event) -> None:
+        """Adds a line to `events.jsonl`, and waits until it is on disk."""
+        file = os.open(self.run_dir / EVENTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _write_all(file, (json.dumps(event, ensure_ascii=False) + "\n").encode())
+        finally:
+            os.close(file)
 
     def close(self) -> None:
         """Closes the file; a later `append` opens it again."""

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from verl_ext.compat.patch import Patch, fingerprint, resolve
+from verl_ext.compat.touch import Patch, fingerprint, resolve
 
 UPSTREAM = """
 def answer():

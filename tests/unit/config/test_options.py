@@ -75,11 +75,6 @@ def test_fields_and_composed_keys_are_the_same(compose):
     assert set(leaves(composed)) == set(config.keys()) == set(OPTIONS)
 
 
-def test_workers_see_the_same_options(compose):
-    composed = compose("nereus.report.title=mine")
-    assert composed.actor_rollout_ref.nereus == composed.nereus
-
-
 def test_options_compose_with_megatron_too(compose):
     composed = compose("nereus.report.title=mine", engine="megatron")
     assert composed.actor_rollout_ref.actor.strategy == "megatron"
@@ -194,7 +189,7 @@ def test_options_as_they_are_pass(key):
     )
 
 
-def test_the_copy_of_the_workers_is_not_set_by_hand():
+def test_options_where_nobody_reads_them_are_refused():
     with pytest.raises(NereusError) as raised:
         check_overrides(["+actor_rollout_ref.nereus.routing.mode=R3"])
     assert raised.value.change == "nereus.routing.mode=R3"
@@ -305,7 +300,7 @@ def test_a_baseline_is_a_label_and_a_number(baseline):
 
 def test_a_baseline_s_label_may_hold_an_equals_sign():
     found = NereusOptions.from_mapping({"report": {"baselines": ["p=0.5=0.25"]}})
-    assert found.baselines() == {"p=0.5": 0.25}
+    assert found.report.levels() == {"p=0.5": 0.25}
 
 
 # ---- digest

@@ -11,7 +11,7 @@ import typer.main
 
 from verl_ext import cli, config
 from verl_ext.compat.versions import TABLE
-from verl_ext.integrations.patches import all_patches
+from verl_ext.integrations.features import FEATURES
 
 ROOT = Path(__file__).parents[3]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -93,7 +93,8 @@ def test_documents_are_about_the_package_and_no_particular_machine(document):
 def test_every_patch_is_on_the_page_about_attachment():
     page = (ROOT / "docs" / "how-it-attaches.md").read_text(encoding="utf-8")
     named = set(re.findall(r"patch `([\w-]+)`", page))
-    assert named == {patch.name for patch in all_patches()}
+    patches = [touch.name for feature in FEATURES for touch in feature.touches if touch.kind == "patch"]
+    assert named == set(patches)
 
 
 def test_pictures_are_small():

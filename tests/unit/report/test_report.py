@@ -5,12 +5,13 @@ import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from verl_ext.errors import NereusError
 from verl_ext.report import RunInfo, RunWriter, build_report, summarise
-from verl_ext.report.sections import SECTIONS, Page, section, shell
+from verl_ext.report.sections import Page, section, shell
 from verl_ext.report.theme import ROLES
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -44,7 +45,7 @@ class Balance(HTMLParser):
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without the time that figures take."""
     figures = pytest.importorskip("verl_ext.report.figures")
-    monkeypatch.setattr(figures, "draw_all", lambda run: ([], ["left out for this test."]))
+    monkeypatch.setattr(figures, "draw_all", lambda run, own: ([], ["left out for this test."]))
 
 
 def small_run(folder: Path, **fields: object) -> Path:
@@ -80,17 +81,17 @@ def test_the_page_has_a_dark_mode_a_phone_and_a_print_form(page: str) -> None:
 
 
 def test_every_section_is_there(page: str) -> None:
-    for name in ("numbers", "curves", "active", "versions", "command", "notes", "last"):
+    for name in ("stopped", "numbers", "curves", "active", "events", "versions", "command", "notes", "last"):
         assert f'<section id="{name}"' in page
     assert page.index('id="curves"') < page.index('id="active"') < page.index('id="command"') < page.index('id="last"')
-    for name in ("reward", "gap", "kl", "length", "health", "time", "validation"):
+    for name in ("reward", "gap", "kl", "length", "health", "time", "validation", "feature-routing-replay"):
         assert f'id="figure-{name}"' in page
 
 
 def test_the_verdict_and_the_key_numbers_are_at_the_top(page: str) -> None:
     top = page[: page.index('id="curves"')]
     assert re.search(r"reward 0\.\d+ \u2192 0\.\d+ over 20 steps; rollout/trainer gap at most \de-07|\d\.\de-07", top)
-    assert "2 of 3" in top and "1 process differs" in top
+    assert "asked, and right in every answer" in top
 
 
 def test_what_a_person_must_know_is_said(page: str) -> None:
@@ -98,12 +99,25 @@ def test_what_a_person_must_know_is_said(page: str) -> None:
     assert "cannot be read" in notes
     assert "resumed at step 19; 2 superseded" in notes
     assert "actor/grad_norm is NaN or infinite at step 7" in notes
-    assert "actor 1: version differs (driver: 0.1.0)" in notes
 
 
-def test_a_process_that_differs_is_marked_in_words_and_colour(page: str) -> None:
-    active = page[page.index('id="active"') : page.index('id="versions"')]
-    assert active.count('class="differs"') == 1 and "differs \u2014 driver: 0.1.0" in active
+def test_a_feature_is_shown_with_what_proves_it_and_what_it_set(page: str) -> None:
+    active = page[page.index('id="active"') : page.index('id="events"')]
+    assert "<b>routing replay</b> on R3" in active and "<b>expert LoRA</b> off" in active
+    assert "patch verl-a-patch applied in actor 0" in active
+    assert "a.b" in active and "[1]" in active
+
+
+def test_what_a_feature_declared_is_drawn_and_explained(page: str) -> None:
+    figure = page[page.index('id="figure-feature-routing-replay"') :]
+    assert "nereus/routing/replayed_fraction (share): routes that were &lt;replayed&gt;" in figure
+    assert "routes that were &lt;replayed&gt;" in page[page.index('id="last"') :]
+
+
+def test_how_the_run_stopped_and_what_happened_is_said(page: str) -> None:
+    stopped = page[page.index('id="stopped"') : page.index('id="numbers"')]
+    assert "training, step 20" in stopped and "it &lt;stopped&gt;" in stopped and "change:   look" in stopped
+    assert "no &lt;routes&gt; arrived" in page[page.index('id="events"') : page.index('id="versions"')]
 
 
 def test_everything_from_outside_is_escaped(page: str) -> None:
@@ -160,8 +174,9 @@ def test_a_failing_build_leaves_the_old_report_and_no_other_file(
     def broken(page: Page) -> str:
         raise RuntimeError("broken section")
 
+    monkeypatch.setitem(sys.modules, "a_feature_page", SimpleNamespace(broken=broken))
     with pytest.raises(RuntimeError):
-        build_report(tmp_path, sections=[*SECTIONS, broken])
+        build_report(tmp_path, sections=["a_feature_page:broken"])
     monkeypatch.setattr("verl_ext.report.files.os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk")))
     with pytest.raises(OSError, match="disk"):
         build_report(tmp_path)
@@ -175,17 +190,24 @@ def test_a_feature_can_add_a_section(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def mine(page: Page) -> str:
         return section("mine", "My <feature>", f"<p>{len(page.run.records)} record</p>")
 
-    page = build_report(tmp_path / "run", out=tmp_path / "other.html", sections=[*SECTIONS, mine]).read_text()
+    monkeypatch.setitem(sys.modules, "a_feature_page", SimpleNamespace(mine=mine))
+    page = build_report(tmp_path / "run", out=tmp_path / "other.html", sections=["a_feature_page:mine"]).read_text()
+    assert page.index('id="curves"') < page.index('id="mine"') < page.index('id="active"')
     assert 'id="mine"' in page and "My &lt;feature&gt;" in page and not (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_stock_run_has_no_section_of_a_feature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+    (tmp_path / "train.log").write_text("step:1 - critic/score/mean:0.5\n")
+    assert build_report(tmp_path, sections=["no_such_module:at_all"]).exists()
 
 
 def test_many_equal_processes_share_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick(monkeypatch)
-    processes = [{"process": f"actor {i}", "role": "trainer", "host": "n", "version": "1"} for i in range(64)]
-    processes[7]["version"] = "0"
+    processes = [{"process": f"actor {i}", "role": "actor", "host": "n", "code": "1"} for i in range(64)]
+    processes[7]["host"] = "m"
     page = build_report(small_run(tmp_path, processes=processes)).read_text()
-    assert "actor 0 \u2026 actor 63 (63)" in page and page.count('class="differs"') == 1
-    assert '<th scope="row">actor 7</th>' in page
+    assert "actor 0 \u2026 actor 63 (63)" in page and '<th scope="row">actor 7</th>' in page
 
 
 def test_no_record_of_a_run_is_an_error_of_ours(tmp_path: Path) -> None:

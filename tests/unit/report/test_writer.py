@@ -173,8 +173,8 @@ def test_the_run_description_is_read_back_and_the_command_pastes_into_a_shell(tm
         command=["python3", "-m", "main", "a='b c'", "x=$HOME"],
         started_at="2026-12-01T04:10:00+00:00",
         title="\u00fc",
-        features={"f": "on"},
-        processes=[{"process": "actor 0", "pid": 3, "patches": ["a:b"]}],
+        features=[{"name": "f", "on": True, "detail": "", "evidence": []}],
+        processes=[{"process": "actor 0", "pid": 3, "applied": ["a-b"]}],
         baselines={"constant": 0.25},
     )
     RunWriter(tmp_path).write_run(info)

@@ -7,45 +7,16 @@ from multiprocessing import shared_memory
 from pathlib import Path
 
 from verl_ext.launch import leftovers
-from verl_ext.launch.supervise import follow, phase, refusal
-
-REFUSED = """\
-\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m something else
-ray.exceptions.RayTaskError(NereusError): \x1b[36mray::TaskRunnerV1.run()\x1b[39m
-  File "trainer.py", line 1, in fit
-verl_ext.errors.NereusError: nereus is not active in actor 1
-  where:    actor 1
-  expected: every process of the run takes part
-  got:      nothing
-  change:   install it
-
-Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
-"""
+from verl_ext.launch.supervise import follow, last_words, phase
 
 
-def test_a_refusal_is_found_in_the_log_and_shown_as_it_was_written(tmp_path: Path):
-    (tmp_path / "run.log").write_text(REFUSED)
-    assert refusal(tmp_path / "run.log") == (
-        "nereus is not active in actor 1\n"
-        "  where:    actor 1\n"
-        "  expected: every process of the run takes part\n"
-        "  got:      nothing\n"
-        "  change:   install it"
-    )
+def test_a_log_gives_its_last_words(tmp_path: Path):
+    (tmp_path / "run.log").write_text("".join(f"{number}\n\n" for number in range(20)))
+    assert last_words(tmp_path / "run.log").split() == [str(number) for number in range(8, 20)]
 
 
-def test_another_error_is_its_last_exception_line(tmp_path: Path):
-    (tmp_path / "run.log").write_text("Traceback\n  File x\nValueError: first\nmore\nKeyError: 'second'\nbye\n")
-    assert refusal(tmp_path / "run.log") == "KeyError: 'second'"
-
-
-def test_a_log_without_an_exception_gives_its_last_words(tmp_path: Path):
-    (tmp_path / "run.log").write_text("a\nb\n\nc\nd\n")
-    assert refusal(tmp_path / "run.log") == "b\nc\nd"
-
-
-def test_no_log_is_no_message(tmp_path: Path):
-    assert refusal(tmp_path / "run.log") is None
+def test_no_log_is_said(tmp_path: Path):
+    assert last_words(tmp_path / "run.log") == "the log is empty"
 
 
 def test_following_gives_each_record_once_and_waits_for_the_end_of_a_line(tmp_path: Path):

@@ -37,7 +37,8 @@ IMPORTED = (
 ALSO = ("torch", "torch.cpu", "torch.distributed", "ray", "ray.util", "multiprocessing", "importlib.metadata", "os")
 # Variables of verl's loop over plugins, which does not run where plugins are switched off; and addresses of objects.
 DIFFERENT_ANYWAY = {f"verl:{name}" for name in ("_allowed", "_discovered", "_entry_points", "_ep", "_plugins_policy")}
-ADDRESSES = ("__pydantic_core_schema__", "__cached__", "__warningregistry__", "__builtins__")
+# What marks a composed subclass is seen in its bases.
+ADDRESSES = ("__nereus_extensions__", "__pydantic_core_schema__", "__cached__", "__warningregistry__", "__builtins__")
 
 
 def describe(value: object, depth: int = 0) -> object:
@@ -74,7 +75,9 @@ def attributes() -> dict[str, object]:
         for attribute, value in list(vars(module).items()):
             found[f"{name}:{attribute}"] = describe(value)
             if isinstance(value, type) and value.__module__ == name:
-                for part, item in list(vars(value).items()):
+                # A composed subclass has the name and module of its base, and the base's attributes are still there.
+                same = [base for base in reversed(value.__mro__) if base.__qualname__ == value.__qualname__]
+                for part, item in [pair for base in same for pair in vars(base).items()]:
                     found[f"{name}:{attribute}.{part}"] = describe(item)
     return {key: value for key, value in found.items() if key not in DIFFERENT_ANYWAY and not key.endswith(ADDRESSES)}
 

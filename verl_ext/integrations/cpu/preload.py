@@ -7,7 +7,7 @@ uses it, so here Megatron is not found; a fork that trains with it imports it th
 import importlib
 import sys
 
-from verl_ext.integrations import doors
+from verl_ext.integrations.cpu.platform import open_platform
 
 # In the order that lets the longest imports run first. None of these starts a thread or touches a device.
 MODULES = (
@@ -24,7 +24,7 @@ MODULES = (
     "verl.workers.rollout.vllm_rollout.vllm_async_server",
 )
 
-doors.open_cpu_platform()
+open_platform()
 sys.modules["megatron"] = None  # type: ignore[assignment]
 try:
     for _module in MODULES:

@@ -11,9 +11,9 @@ def load() -> None:
     SGLang logs an exception of a plugin and goes on, so in a process of a run any failure here has to end the process.
     """
     try:
-        from verl_ext.integrations.verl.process import activate_from_environment
+        from verl_ext.integrations.verl.join import join_from_environment
 
-        activate_from_environment()
+        join_from_environment()
     except Exception as error:
         if not os.environ.get("NEREUS_ACTIVATION"):
             raise

@@ -7,6 +7,7 @@ options to where the workers can see them, and makes this process part of the ru
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -19,31 +20,27 @@ from hydra.core.config_store import ConfigStore
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_ext import ending
 from verl_ext.compat import versions
-from verl_ext.config import NereusOptions
+from verl_ext.compat.extension import clashes
+from verl_ext.config import NereusOptions, root
 from verl_ext.errors import NereusError
-from verl_ext.integrations.verl.process import (
-    COMMAND_VARIABLE,
-    DRIVER_VARIABLE,
-    RAY_SETUP_HOOK,
-    VARIABLE,
-    Activation,
-    activate,
-    report,
-)
-from verl_ext.launch.environment import CPU_ENVIRONMENT
-from verl_ext.preflight import View, check, strategies
-
-CPU_POLL_INTERVAL_S = 0.05
+from verl_ext.feature import active
+from verl_ext.integrations.features import FEATURES
+from verl_ext.integrations.run import VARIABLE, Run
+from verl_ext.integrations.verl.answers import own_answer
+from verl_ext.integrations.verl.join import RAY_SETUP_HOOK, join, touches
+from verl_ext.integrations.verl.lowering import lower_features
+from verl_ext.integrations.verl.record import COMMAND_VARIABLE, LOWERED_VARIABLE
+from verl_ext.integrations.verl.roll_call import DRIVER_VARIABLE
+from verl_ext.preflight import check, strategies
+from verl_ext.report.model import Lowered
+from verl_ext.view import View
 
 
 def register() -> None:
     """Make the group known to Hydra. Without `+plugins=nereus` nothing reads it."""
-    node = {
-        "nereus": NereusOptions,
-        "actor_rollout_ref": {"nereus": "${nereus}"},
-        "hydra": {"callbacks": {"nereus": {"_target_": f"{__name__}.Switch"}}},
-    }
+    node = {"nereus": root(), "hydra": {"callbacks": {"nereus": {"_target_": f"{__name__}.Switch"}}}}
     ConfigStore.instance().store(group="plugins", name="nereus", package="_global_", node=node)
 
 
@@ -51,12 +48,15 @@ class Switch(Callback):
     """Hydra turns an Exception of a callback into a warning, so a refusal leaves as SystemExit."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        folder = report_folder(config)
+        ending.forget(folder)
         try:
             check_entry_point(getattr(sys.modules["__main__"], "__file__", None))
-            activation = prepare(config)
-            activate(activation)
-            lower(config, activation, sys.orig_argv)
+            run, lowered = prepare(config)
+            join(run)
+            hand_over(config, run, lowered, sys.orig_argv)
         except NereusError as error:
+            ending.write(folder, ending.of(error, ending.CONFIG))
             raise SystemExit(f"nereus refused to start\n{error}") from error
         except Exception as error:
             traceback.print_exc()
@@ -67,6 +67,7 @@ class Switch(Callback):
                 got=f"{type(error).__name__}: {error}",
                 change="see the traceback above; report it, or run without +plugins=nereus",
             )
+            ending.write(folder, ending.of(unexpected, ending.CONFIG))
             raise SystemExit(f"nereus refused to start\n{unexpected}") from error
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -102,11 +103,20 @@ def check_entry_point(main: str | None) -> None:
         )
 
 
-def prepare(config: DictConfig) -> Activation:
-    """Check the composed config and make the activation of the run from it.
+def report_folder(config: DictConfig) -> str:
+    """Where the run is recorded: `nereus.report.dir`, else Hydra's folder of the run."""
+    asked = OmegaConf.select(config, "nereus.report.dir") if OmegaConf.is_dict(config.get("nereus")) else None
+    return os.path.abspath(asked or config.hydra.run.dir)
+
+
+def prepare(config: DictConfig) -> tuple[Run, list[Lowered]]:
+    """Check the composed config, set what the active features need in it, and make the run from it.
 
     Args:
-        config: verl's whole config with `nereus` in it; not changed.
+        config: verl's whole config with `nereus` in it; keys that features lower are set in place.
+
+    Returns:
+        The run, and what was set.
 
     Raises:
         NereusError: an option, a combination or a version that cannot be right.
@@ -119,38 +129,48 @@ def prepare(config: DictConfig) -> Activation:
             got=f"nereus={config.get('nereus')}, and at the top: {', '.join(str(key) for key in config)}",
             change="do not set nereus or actor_rollout_ref as a whole",
         )
+    run = _run(config)
+    if not run.options.compat.allow_untested_versions:
+        versions.check(run.rollout)
+    lowered = lower_features(config, run, active(FEATURES, run))
+    # Among what was set may be options of nereus, and the engine.
+    run = dataclasses.replace(_run(config), id=run.id)
+    for clash in clashes(touches(run)):
+        raise clash
+    check(View(config), run.options, [rule for feature in FEATURES for rule in feature.rules])
+    run.options.report.dir = report_folder(config)
+    return run, lowered
+
+
+def _run(config: DictConfig) -> Run:
     # verl's config holds interpolations that only resolve later; only our own part has to resolve here.
     values = OmegaConf.to_container(config.nereus, resolve=True)
     assert isinstance(values, dict)
-    options = NereusOptions.from_mapping({str(key): value for key, value in values.items()})
-    if not options.compat.allow_untested_versions:
-        versions.check(str(config.actor_rollout_ref.rollout.name))
-    check(config, options)
-    options.report.dir = os.path.abspath(options.report.dir or config.hydra.run.dir)
-    platform = str(config.trainer.device)
-    if platform == "cpu" and options.trainer.poll_interval_s is None:
-        options.trainer.poll_interval_s = CPU_POLL_INTERVAL_S
-    return Activation(options, platform, str(config.actor_rollout_ref.rollout.name), strategies(View(config)))
+    return Run(
+        options=NereusOptions.from_mapping({str(key): value for key, value in values.items()}),
+        platform=str(config.trainer.device),
+        rollout=str(config.actor_rollout_ref.rollout.name),
+        engines=strategies(View(config)),
+        mode=str(OmegaConf.select(config, "trainer.v1.trainer_mode")),
+    )
 
 
-def lower(config: DictConfig, activation: Activation, command: list[str]) -> None:
-    """Write the activation into the parts of verl's config that reach the other processes.
+def hand_over(config: DictConfig, run: Run, lowered: list[Lowered], command: list[str]) -> None:
+    """Write the run into the part of verl's config that reaches the other processes: Ray's runtime environment.
 
     Args:
         config: verl's whole config; changed in place.
-        activation: of this run, active in this process, which is the driver.
+        run: this run, which this process, the driver, has joined.
+        lowered: what features have set, for the report.
         command: the command line, for the report.
     """
     with open_dict(config):
-        OmegaConf.update(config, "nereus", json.loads(activation.options.to_json()), force_add=True)
-        config.actor_rollout_ref.nereus = config.nereus
+        OmegaConf.update(config, "nereus", json.loads(run.options.to_json()), force_add=True)
         # DictConfig.setdefault returns what it was given, not the node it made.
         for node in ("ray_kwargs.ray_init.runtime_env", "ray_kwargs.ray_init.runtime_env.env_vars"):
             if OmegaConf.select(config, node) is None:
                 OmegaConf.update(config, node, {}, force_add=True)
-        init = config.ray_kwargs.ray_init
-        runtime_env = init.runtime_env
-        variables = runtime_env.env_vars
+        runtime_env = config.ray_kwargs.ray_init.runtime_env
         if runtime_env.get("worker_process_setup_hook", RAY_SETUP_HOOK) != RAY_SETUP_HOOK:
             raise NereusError(
                 "ray_kwargs.ray_init.runtime_env.worker_process_setup_hook is taken",
@@ -160,17 +180,13 @@ def lower(config: DictConfig, activation: Activation, command: list[str]) -> Non
                 change="call your own hook from a module that your workers import",
             )
         runtime_env.worker_process_setup_hook = RAY_SETUP_HOOK
-        variables[VARIABLE] = _without_interpolation(activation.to_json())
-        variables[COMMAND_VARIABLE] = _without_interpolation(json.dumps(command))
-        variables[DRIVER_VARIABLE] = _without_interpolation(json.dumps(report("driver", "driver")))
-        if activation.platform == "cpu":
-            for name, value in CPU_ENVIRONMENT.items():
-                variables.setdefault(name, os.environ.get(name, value))
-            # A cluster that runs already has its own resources, and Ray refuses to be given more.
-            if init.get("num_gpus") is None and init.get("address") is None and not os.environ.get("RAY_ADDRESS"):
-                init.num_gpus = config.trainer.n_gpus_per_node
-            if activation.options.cpu.python:
-                runtime_env.py_executable = activation.options.cpu.python
+        for name, text in (
+            (VARIABLE, run.to_json()),
+            (COMMAND_VARIABLE, json.dumps(command)),
+            (LOWERED_VARIABLE, json.dumps(lowered)),
+            (DRIVER_VARIABLE, json.dumps(own_answer("driver", "driver"))),
+        ):
+            runtime_env.env_vars[name] = _without_interpolation(text)
 
 
 def _without_interpolation(text: str) -> str:

@@ -5,6 +5,6 @@ from __future__ import annotations
 
 def load() -> None:
     """Take part in the run this process was started for; do nothing outside one. Safe to call again."""
-    from verl_ext.integrations.verl.process import activate_from_environment
+    from verl_ext.integrations.verl.join import join_from_environment
 
-    activate_from_environment()
+    join_from_environment()

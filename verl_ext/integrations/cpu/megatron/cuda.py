@@ -14,11 +14,17 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar
 
-from verl_ext.compat.patch import Patch
-from verl_ext.integrations.cpu.platform import make_device_module
+from verl_ext.compat.touch import Patch
+from verl_ext.integrations.cpu.device import make_device_module
 
 TORCH_2_11 = {"torch": "==2.11.0"}
 TRAINING_ROLES = frozenset({"actor", "remote_actor", "critic", "ref"})
+
+
+def trains_with_megatron(roles: frozenset[str], role: str, run: Any) -> bool:
+    """Whether a process of this role is one of `roles` and trains with Megatron."""
+    return role in roles and run.engines.get(role.removeprefix("remote_")) == "megatron"
+
 
 FACTORIES = [
     "zeros",
@@ -104,7 +110,10 @@ class _OnMegatronImport(Patch):
     remove_when = "Megatron-Core asks for its device in one place"
     versions: ClassVar[dict[str, str]] = TORCH_2_11
     roles = TRAINING_ROLES
-    engine = "megatron"
+
+    @classmethod
+    def needed(cls, role: str, run: Any) -> bool:
+        return trains_with_megatron(cls.roles, role, run)
 
 
 class CudaDevice(_OnMegatronImport):

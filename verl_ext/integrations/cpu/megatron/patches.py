@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import types
 from types import ModuleType
 from typing import Any, ClassVar
 
-from verl_ext.compat.patch import Patch, rebind
-from verl_ext.integrations.cpu.megatron.cuda import TRAINING_ROLES, CudaDevice, CudaTensors, GlooGroups
+from verl_ext.compat.touch import Door, Patch, rebind
+from verl_ext.compat.versions import find_named
+from verl_ext.feature import Feature
+from verl_ext.integrations.cpu.megatron.cuda import (
+    TRAINING_ROLES,
+    CudaDevice,
+    CudaTensors,
+    GlooGroups,
+    trains_with_megatron,
+)
 
 CORE = {"megatron-core": ">=0.18.2,<0.20"}
 BRIDGE = {"megatron-bridge": ">=0.5.1,<0.7"}
@@ -18,7 +27,10 @@ class _MegatronPatch(Patch):
     """Abstract."""
 
     roles = TRAINING_ROLES
-    engine = "megatron"
+
+    @classmethod
+    def needed(cls, role: str, run: Any) -> bool:
+        return trains_with_megatron(cls.roles, role, run)
 
 
 class NoJitFuser(_MegatronPatch):
@@ -332,21 +344,65 @@ class Float32Engine(_MegatronPatch):
         module.McoreEngineConfig.__post_init__ = __post_init__
 
 
-MEGATRON_CPU_PATCHES: tuple[type[Patch], ...] = (
-    CudaDevice,
-    CudaTensors,
-    GlooGroups,
-    NoJitFuser,
-    CpuGenerator,
-    RecomputeWithoutEngine,
-    SplitSizesOnCpu,
-    UnevenGather,
-    UnevenReduceScatter,
-    DuplicatedDownProjection,
-    PlainQueryProjection,
-    AdaptersWithoutEngine,
-    AdaptersWithoutEngine05,
-    AdaptersOfLocalLayers,
-    LocalProvider,
-    Float32Engine,
+class Engines(Door):
+    name = "verl-cpu-megatron-engines"
+    target = "verl.workers.engine.base:EngineRegistry.register"
+    why = "verl registers its Megatron engines for the devices cuda and npu only, where it imports them."
+    upstream = "verl 0.9.1 workers/engine/base.py, EngineRegistry"
+    remove_when = "the Megatron engines are registered for the CPU"
+    versions: ClassVar[dict[str, str]] = {"verl": "==0.9.1"}
+    fingerprints = ("6fd795c7149c",)
+    changes = ("verl.workers.engine.base:EngineRegistry._engines",)
+
+    def apply(self, module: ModuleType) -> None:
+        for model_type, name in (
+            ("language_model", "MegatronEngineWithLMHead"),
+            ("value_model", "MegatronEngineWithValueHead"),
+        ):
+            engine = on_first_use(module.BaseEngine, "verl.workers.engine.megatron.transformer_impl", name)
+            module.EngineRegistry.register(model_type, "megatron", device="cpu")(engine)
+
+
+def on_first_use(base: type, module: str, name: str) -> type:
+    """A class that makes an instance of another one, which is imported only then: importing Megatron takes seconds."""
+
+    class OnFirstUse(base):  # type: ignore[misc, valid-type]
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+    return OnFirstUse
+
+
+def problem() -> str:
+    """For `nereus doctor`."""
+    missing = [name for name in ("megatron-core", "megatron-bridge") if find_named(name).version is None]
+    return f'needs pip install "verl-nereus[megatron]" ({", ".join(missing)})' if missing else ""
+
+
+FEATURE = Feature(
+    name="megatron on cpu",
+    summary="Megatron-Core through Megatron-Bridge on a CPU: `make demo ENGINE=megatron`",
+    state="works with one process; layouts with more ranks are not proven yet",
+    tested="end to end on CPU, 1 worker; one training step against transformers with TP 1 and 2",
+    on=lambda run: run.platform == "cpu" and "megatron" in run.engines.values(),
+    touches=(
+        Engines,
+        CudaDevice,
+        CudaTensors,
+        GlooGroups,
+        NoJitFuser,
+        CpuGenerator,
+        RecomputeWithoutEngine,
+        SplitSizesOnCpu,
+        UnevenGather,
+        UnevenReduceScatter,
+        DuplicatedDownProjection,
+        PlainQueryProjection,
+        AdaptersWithoutEngine,
+        AdaptersWithoutEngine05,
+        AdaptersOfLocalLayers,
+        LocalProvider,
+        Float32Engine,
+    ),
+    doctor=f"{__name__}:problem",
 )

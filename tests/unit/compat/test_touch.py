@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from verl_ext.compat.patch import APPLIED, ARMED, Manifest, Patch, fingerprint, rebind, resolve
+from verl_ext.compat.touch import APPLIED, ARMED, Manifest, Patch, Touch, fingerprint, rebind, resolve
+from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
-from verl_ext.integrations import patches
-from verl_ext.integrations.patches import all_patches, wanted
+from verl_ext.integrations import features
+from verl_ext.integrations.features import FEATURES
+from verl_ext.integrations.run import Run
+from verl_ext.integrations.slots import SLOTS
+from verl_ext.integrations.verl.join import touches
 
-INTEGRATIONS = Path(patches.__file__).parent
+ALL = [*(touch for feature in FEATURES for touch in feature.touches), *SLOTS]
+INTEGRATIONS = Path(features.__file__).parent
 # Their modules are imported by some models or versions only, and raise by themselves where the patch is not applied.
 NOBODY_MISSES = {
     f"megatron-cpu-{name}"
@@ -26,7 +31,7 @@ NOBODY_MISSES = {
         "adapters-of-local-layers",
     )
 }
-ROLL_CALL = [INTEGRATIONS / name for name in ("verl/roll_call.py", "vllm/server.py", "vllm/answers.py")]
+ROLL_CALL = [INTEGRATIONS / name for name in ("verl/roll_call.py", "vllm/answers.py")]
 
 # ---- when
 
@@ -106,7 +111,8 @@ def test_another_source_ends_the_import_that_brings_it(workshop):
     with pytest.raises(NereusError, match="does not know this version"):
         workshop.load(name)
     # And should somebody have caught it: the roll call finds the patch missing.
-    assert manifest.missing("actor") == ["upstream-answer"]
+    assert manifest.needed("actor", None) == ["upstream-answer"]
+    assert manifest.states() == {"upstream-answer": ARMED}
 
 
 def test_one_of_several_known_sources_will_do(workshop):
@@ -141,7 +147,7 @@ def test_a_function_that_was_imported_by_name_is_replaced_where_it_still_is_the_
 # ---- manifest
 
 
-def test_what_is_missing_depends_on_the_role(workshop):
+def test_what_is_needed_depends_on_the_role(workshop):
     absent, present = workshop.module(), workshop.module()
     workshop.load(present)
     manifest = Manifest()
@@ -151,14 +157,13 @@ def test_what_is_missing_depends_on_the_role(workshop):
             workshop.patch(f"{present}:answer", name="present", roles=frozenset({"actor"})),
         ]
     )
-    assert manifest.missing("actor") == manifest.missing("server") == ["absent"]
-    assert manifest.missing("driver") == []
-    workshop.load(absent)
-    assert manifest.missing("actor") == []
+    assert manifest.needed("actor", None) == ["absent", "present"]
+    assert manifest.needed("server", None) == ["absent"]
+    assert manifest.needed("driver", None) == []
 
 
 PATCH = """
-from verl_ext.compat.patch import Patch
+from verl_ext.compat.touch import Patch
 
 
 class Answer(Patch):
@@ -177,15 +182,14 @@ def digest(workshop, *patches: tuple[str, str]) -> str:
     return manifest.digest()
 
 
-def test_equal_patches_have_an_equal_digest_in_any_order(workshop):
+def test_equal_touches_have_an_equal_digest_in_any_order(workshop):
     assert digest(workshop, ("a", "x"), ("b", "y")) == digest(workshop, ("b", "y"), ("a", "x"))
 
 
-def test_another_source_another_name_or_another_number_is_another_digest(workshop):
+def test_another_name_or_another_number_is_another_digest(workshop):
     digests = [
         digest(workshop),
         digest(workshop, ("a", "x")),
-        digest(workshop, ("a", "y")),
         digest(workshop, ("b", "x")),
         digest(workshop, ("a", "x"), ("b", "x")),
     ]
@@ -196,40 +200,50 @@ def test_another_source_another_name_or_another_number_is_another_digest(worksho
 # tests/unit/switch/test_untouched.py
 
 
-@pytest.mark.parametrize("patch", all_patches(), ids=lambda patch: patch.name)
-def test_every_patch_says_all_there_is_to_say(patch: Patch):
-    assert re.fullmatch(r"(verl|vllm|sglang|megatron|torch)(-[a-z0-9]+)+", patch.name)
-    module, _, path = patch.target.partition(":")
+@pytest.mark.parametrize("touch", ALL, ids=lambda touch: touch.name)
+def test_every_touch_says_all_there_is_to_say(touch: type[Touch]):
+    assert re.fullmatch(r"(verl|vllm|sglang|megatron|torch|ray|python)(-[a-z0-9]+)+", touch.name)
+    module, _, path = touch.target.partition(":")
     assert all(part.isidentifier() for part in module.split("."))
-    assert path == "*" if patch.before else all(part.isidentifier() for part in path.split("."))
-    for sentence in (patch.why, patch.upstream, patch.remove_when):
+    assert path == "*" if touch.before else all(part.isidentifier() for part in path.split("."))
+    for sentence in (touch.why, touch.upstream, touch.remove_when):
         assert len(sentence.split()) >= 4
-    assert patch.why.endswith(".") and re.search(r"[\d.]+", patch.upstream)
-    assert patch.versions and all(str(SpecifierSet(specifier)) for specifier in patch.versions.values())
-    assert patch.fingerprints and all(re.fullmatch("[0-9a-f]{12}", known) for known in patch.fingerprints)
-    # A role that nobody is asked by would be a patch that nobody misses.
+    assert touch.why.endswith(".") and re.search(r"[\d.]+", touch.upstream)
+    assert touch.versions and all(str(SpecifierSet(specifier)) for specifier in touch.versions.values())
+    digests = [*touch.fingerprints, *(digest for _, *known in touch.relies_on for digest in known)]
+    assert all(re.fullmatch("[0-9a-f]{12}", known) for known in digests)
+    # A role that nobody is asked by would be a touch that nobody misses.
     asked = "".join(file.read_text() for file in ROLL_CALL)
-    assert (patch.roles or patch.name in NOBODY_MISSES) and all(f'"{role}"' in asked for role in patch.roles)
+    assert all(f'"{role}"' in asked for role in touch.roles)
+    if issubclass(touch, Patch):
+        assert touch.fingerprints and (touch.roles or touch.name in NOBODY_MISSES)
 
 
-def test_patches_have_names_and_targets_of_their_own():
-    names, targets = zip(*[(patch.name, patch.target) for patch in all_patches()], strict=True)
-    assert len(set(names)) == len(set(targets)) == len(all_patches())
+def test_touches_have_names_of_their_own():
+    names = [touch.name for touch in ALL]
+    assert len(set(names)) == len(names)
 
 
-def test_no_patch_of_a_run_is_left_out_for_the_version_of_its_upstream(monkeypatch: pytest.MonkeyPatch):
+def test_patches_have_targets_of_their_own():
+    targets = [touch.target for touch in ALL if issubclass(touch, Patch)]
+    assert len(set(targets)) == len(targets)
+
+
+def test_no_touch_of_a_run_is_left_out_for_the_version_of_its_upstream(monkeypatch: pytest.MonkeyPatch):
     # It would be a feature that is silently off; armed, it compares the source and ends the process.
-    before = [type(patch) for patch in wanted("cpu", "vllm", ["megatron"])]
+    run = Run(NereusOptions(), "cpu", "vllm", {"actor": "megatron"})
+    before = touches(run)
     monkeypatch.setattr(importlib.metadata, "version", lambda _name: "99.0")
-    assert [type(patch) for patch in wanted("cpu", "vllm", ["megatron"])] == before
-    assert {patch.name for patch in wanted("cpu", "vllm", ["megatron"])} == {patch.name for patch in all_patches()}
+    assert touches(run) == before
 
 
-def test_a_run_without_the_cpu_or_without_vllm_has_fewer_patches():
-    on_gpu = {patch.name for patch in wanted("cuda", "vllm", ["megatron"])}
+def test_a_run_without_the_cpu_or_without_vllm_has_fewer_touches():
+    on_gpu = {touch.name for touch in touches(Run(NereusOptions(), "cuda", "vllm", {"actor": "megatron"}))}
     assert on_gpu and not any("cpu" in name for name in on_gpu)
-    assert wanted("cuda", "sglang", ["fsdp"]) == []
-    assert not any("megatron" in patch.name for patch in wanted("cpu", "vllm", ["fsdp2"]))
+    with_sglang = touches(Run(NereusOptions(), "cuda", "sglang", {"actor": "fsdp"}))
+    assert not any("vllm" in touch.target for touch in with_sglang)
+    with_fsdp = touches(Run(NereusOptions(), "cpu", "vllm", {"actor": "fsdp2"}))
+    assert not any("megatron" in touch.name for touch in with_fsdp)
 
 
 def test_applicable_means_that_its_upstream_is_installed(workshop):

@@ -1,0 +1,1 @@
+"""Router replay on mixture-of-experts models."""
