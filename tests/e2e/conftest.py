@@ -72,6 +72,16 @@ Train = Callable[..., Run]
 @pytest.fixture
 def train(prefork: Prefork, assets: DemoAssets, tmp_path: Path) -> Train:
     """Run the demo's training for a few steps into `tmp_path`, with more overrides; later ones win."""
+    return trainer(prefork, assets, tmp_path)
+
+
+@pytest.fixture
+def trainer_of() -> Callable[[Prefork, DemoAssets, Path], Train]:
+    """The same for another prefork server and folder."""
+    return trainer
+
+
+def trainer(prefork: Prefork, assets: DemoAssets, folder: Path) -> Train:
 
     def run(*overrides: str, steps: int = 2, workers: int = 1, engine: str = "fsdp2", dtype: str = "float32") -> Run:
         def command(python: str, temp: Path) -> list[str]:
@@ -79,14 +89,14 @@ def train(prefork: Prefork, assets: DemoAssets, tmp_path: Path) -> Train:
                 *demo_overrides(assets, steps=steps, workers=workers),
                 *stack.cpu_overrides(workers=workers, engine=engine, dtype=dtype, max_model_len=64, temp_dir=temp),
                 stack.bucket_override(assets.model),
-                f"hydra.run.dir={tmp_path}",
+                f"hydra.run.dir={folder}",
                 "hydra.output_subdir=null",
-                f"trainer.default_local_dir={tmp_path}/checkpoints",
+                f"trainer.default_local_dir={folder}/checkpoints",
                 f"nereus.cpu.python={python}",
                 *overrides,
             ]
             return stack.command(python, everything)
 
-        return Run(run_job(command, tmp_path, prefork=prefork), tmp_path)
+        return Run(run_job(command, folder, prefork=prefork), folder)
 
     return run

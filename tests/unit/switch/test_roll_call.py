@@ -162,7 +162,7 @@ def test_the_state_of_a_feature_is_what_the_answers_prove(answers):
 
 
 def row(name: str, state: str = "ALIVE") -> dict:
-    return {"ActorClassName": name, "State": state, "Pid": 7, "Address": {"NodeIPAddress": "10.0.0.2"}}
+    return {"ActorClassName": name, "State": state, "Pid": 7, "Address": {"IPAddress": "10.0.0.2"}}
 
 
 @pytest.fixture

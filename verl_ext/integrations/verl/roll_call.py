@@ -165,7 +165,7 @@ def unasked(asked_ids: set[str], not_asked: Iterable[str]) -> list[str]:
     try:
         table = state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))
         return sorted(
-            f"{row['ActorClassName']} (process {row['Pid']} on {row['Address']['NodeIPAddress'] or 'a node'})"
+            f"{row['ActorClassName']} (process {row['Pid']} on {row['Address']['IPAddress'] or 'a node'})"
             for identity, row in table.items()
             if row["State"] != "DEAD" and identity not in asked_ids and row["ActorClassName"] not in passed
         )
