@@ -47,14 +47,14 @@ class Refusal:
 
     Attributes:
         setting: what is refused.
-        because: what would happen without the refusal.
-        evidence: file and line of upstream, or the report of it; empty where the message itself is the evidence.
         change: what to do instead.
+        because: what would happen without the refusal; empty where the setting says it (a file that is not there).
+        evidence: file and line of upstream, or the report of it; empty where there is nothing to look up.
     """
 
     setting: str
-    because: str
     change: str
+    because: str = ""
     evidence: str = ""
 
 
@@ -97,7 +97,28 @@ class Fact:
     roles: frozenset[str] | None = None
 
 
-Rule = Callable[[Any, Any], Iterator[NereusError]]
+Check = Callable[[Any, Any], Iterator[NereusError]]
+
+
+class Rule:
+    """What cannot be right in a config, and how the documents say it.
+
+    Called with a `view.View` of verl's config and all options of nereus. Yields what it finds, and changes nothing.
+    """
+
+    def __init__(self, check: Check, refusals: tuple[Refusal, ...]):
+        self._check = check
+        self.refusals = refusals
+        self.__name__ = check.__name__
+        self.__doc__ = check.__doc__
+
+    def __call__(self, view: Any, options: Any) -> Iterator[NereusError]:
+        return self._check(view, options)
+
+
+def refuses(*refusals: Refusal) -> Callable[[Check], Rule]:
+    """Make a rule of a generator function: what it refuses stands above it."""
+    return lambda check: Rule(check, refusals)
 
 
 def _never(_run: Run, _view: Any) -> dict[str, Any]:
@@ -119,8 +140,8 @@ class Feature:
         tested: what that is known from, for the README.
         on: whether it is active in a run.
         detail: what there is to say of it in a run where it is on, e.g. `45 s`.
-        rules: refusals, `(view, options) -> errors` with all options; see `preflight`. Asked in every run with nereus,
-            on or not: a rule may be about a feature that cannot be switched on.
+        rules: what it refuses. Asked in every run with nereus, on or not: a rule may be about a feature that cannot be
+            switched on.
         excludes: name of another feature -> why both cannot be on.
         lower: `(run, view) -> {key: value}`: keys of the config that it sets where the user has not; see `view.View`.
         touches: classes of what it changes in upstream, see `compat.touch`.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from verl_ext.errors import NereusError
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 
@@ -34,7 +32,3 @@ class View:
                 return _ABSENT
             node = node.get(part)
         return node
-
-
-# What cannot be right in a config, given the options of nereus that the rule is about. Yields and changes nothing.
-Rule = Callable[[View, Any], Iterator[NereusError]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from verl_ext.config import NereusOptions
+from verl_ext.feature import Rule
 from verl_ext.preflight.batches import batch_by_data_parallel
 from verl_ext.preflight.engines import strategies
 from verl_ext.preflight.ignored import (
@@ -22,17 +23,14 @@ from verl_ext.preflight.ignored import (
     lora_delivery,
     lora_key,
     prefix_grouper,
-    replay_engine,
-    replay_needs_experts,
-    replay_rollout,
-    replay_switches,
     rollout_engine,
 )
 from verl_ext.preflight.inputs import readable_data, readable_model, reward_function
 from verl_ext.preflight.layout import megatron_layout
 from verl_ext.preflight.machine import free_ports
 from verl_ext.preflight.megatron import megatron_defects, megatron_packages, megatron_switches
-from verl_ext.view import Rule, View
+from verl_ext.preflight.replay import replay_engine, replay_needs_experts, replay_rollout, replay_switches
+from verl_ext.view import View
 
 __all__ = ["RULES", "Rule", "View", "check", "strategies"]
 

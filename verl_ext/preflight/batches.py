@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
+from verl_ext.feature import Refusal, refuses
 from verl_ext.preflight.arithmetic import divisors, nearest, nearest_sizes, padded, step_for
 from verl_ext.preflight.engines import CRITIC, REF, Engine, engines, reference_in_actor, uses_reference, world_size
 from verl_ext.preflight.layout import read_layout
@@ -53,6 +54,31 @@ def read_ranks(view: View, engine: Engine) -> Ranks | None:
     return Ranks(engine, world // replica, group) if world % replica == 0 else None
 
 
+@refuses(
+    Refusal(
+        "`ppo_mini_batch_size` x `rollout.n` of actor or critic that the data-parallel ranks do not divide (FSDP too)",
+        because="generates a whole batch, then fails in the update",
+        change="a mini-batch size; `data.train_batch_size` with it where it is too small. A batch that is no"
+        " multiple is padded by verl with samples of no weight (`trainer/ppo/padding_utils.py`), and "
+        "the rest of an epoch is dropped (`trainer/ppo/v1/trainer_base.py:747`): both are let through",
+        evidence="`workers/engine_workers.py:267`",
+    ),
+    Refusal(
+        "a rank's share that `actor.ppo_micro_batch_size_per_gpu`, "
+        "`rollout.log_prob_micro_batch_size_per_gpu` or that of the reference does not divide, "
+        "without dynamic batch sizes",
+        because='the same: "data size must be divisible by force_group_size * micro_batch_size_per_gpu"',
+        change="the micro-batch, the mini-batch, or `actor.use_dynamic_bsz=True`",
+        evidence="`workers/engine/utils.py:125`",
+    ),
+    Refusal(
+        "virtual stages, and micro-batches of a rank that are no multiple of PP; with dynamic sizes, "
+        "fewer samples than PP",
+        because="the same",
+        change="the same",
+        evidence="`workers/engine/megatron/transformer_impl.py:915`, `utils/seqlen_balancing.py:445`",
+    ),
+)
 def batch_by_data_parallel(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     found = {engine.path: read_ranks(view, engine) for engine in engines(view)}
     actor, critic, ref = (found.get(path) for path in (ACTOR, CRITIC, REF))

@@ -7,13 +7,10 @@ from typing import Any
 
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
-from verl_ext.preflight.inputs import model_config
+from verl_ext.feature import Refusal, refuses
 from verl_ext.view import ACTOR, MODEL, ROLLOUT, View
 
 CORRECTION = "algorithm.rollout_correction"
-
-# Config keys under which the families name their number of routed experts.
-EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 
 # What verl's main_ppo no longer reads -> what it reads instead. Its files still hold the old keys, so Hydra takes them.
 MOVED = {
@@ -29,6 +26,14 @@ MOVED = {
 }
 
 
+@refuses(
+    Refusal(
+        "`trainer.use_v1=False`",
+        because="runs the legacy trainer, which nereus does not extend: no roll call, no report",
+        change="`trainer.use_v1=True`",
+        evidence="`trainer/main_ppo.py:183`",
+    ),
+)
 def legacy_trainer(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     if not view("trainer.use_v1", True):
         yield NereusError(
@@ -40,6 +45,13 @@ def legacy_trainer(view: View, _options: NereusOptions) -> Iterator[NereusError]
         )
 
 
+@refuses(
+    Refusal(
+        "no `rollout.name`",
+        because="finds it out only after Ray has started",
+        change="`rollout.name=vllm`",
+    ),
+)
 def rollout_engine(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     if not view(f"{ROLLOUT}.name"):
         yield NereusError(
@@ -51,6 +63,16 @@ def rollout_engine(view: View, _options: NereusOptions) -> Iterator[NereusError]
         )
 
 
+@refuses(
+    Refusal(
+        "`custom_reward_function.*`, `reward_model.*`, `sandbox_fusion.*` at the top",
+        because="ignores them. The keys are still in its files, so Hydra takes them, but what moves them to "
+        "where they are read now is only called by `fully_async_main.py:237`. The rewards are verl's "
+        "own, chosen by `data_source`",
+        change="the same under `reward.`; the message has the new key",
+        evidence="`experimental/reward_loop/reward_loop.py:39`",
+    ),
+)
 def legacy_reward_keys(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     for section in ("custom_reward_function", "reward_model", "sandbox_fusion"):
         for path, value in _leaves(view(section, {}), section):
@@ -78,88 +100,17 @@ def _moved(path: str) -> str:
     return MOVED[old] + path.removeprefix(old)
 
 
-def router_replay_key(view: View) -> str:
-    """The key of verl's own router replay mode for the chosen training engine."""
-    strategy = str(view(f"{ACTOR}.strategy", ""))
-    section = "fsdp_config" if strategy.startswith("fsdp") else strategy
-    return f"{ACTOR}.{section}.router_replay.mode"
-
-
-def router_replay(view: View) -> tuple[str, bool]:
-    """verl's two switches: the trainer's mode (disabled, R2 or R3), and whether the rollout records routes."""
-    mode = str(view(router_replay_key(view), "disabled"))
-    return mode, bool(view(f"{ROLLOUT}.enable_rollout_routing_replay", False))
-
-
-def expert_count(model: Mapping[str, Any]) -> int:
-    """Number of routed experts a layer; 0 for a dense model. Looks into the text part of multimodal configs."""
-    for key in EXPERT_KEYS:
-        value = model.get(key)
-        counts = value if isinstance(value, list) else [value]
-        if any(isinstance(count, int) and count > 0 for count in counts):
-            return max(count for count in counts if isinstance(count, int))
-    parts = [value for key, value in model.items() if isinstance(value, dict) and "vision" not in key]
-    return max((expert_count(part) for part in parts), default=0)
-
-
-def replay_needs_experts(view: View, options: NereusOptions) -> Iterator[NereusError]:
-    mode, recorded = router_replay(view)
-    wanted = options.routing.mode != "off" or mode != "disabled" or recorded
-    model = model_config(view) if wanted else None
-    if model is not None and expert_count(model) == 0:
-        asked = {
-            "nereus.routing.mode=off": options.routing.mode != "off",
-            f"{router_replay_key(view)}=disabled": mode != "disabled",
-            f"{ROLLOUT}.enable_rollout_routing_replay=False": recorded,
-        }
-        yield NereusError(
-            "router replay is on and the model has no experts",
-            where=f"{MODEL}.path={view(f'{MODEL}.path')}",
-            expected="a mixture-of-experts model (" + ", ".join(EXPERT_KEYS) + " in config.json)",
-            got=f"{model.get('model_type', 'unknown type')} without experts",
-            change=" ".join(key for key, on in asked.items() if on)
-            + f", or give the path of a mixture-of-experts model with {MODEL}.path=FOLDER",
-        )
-
-
-def replay_engine(view: View, _options: NereusOptions) -> Iterator[NereusError]:
-    strategy, (mode, recorded) = str(view(f"{ACTOR}.strategy", "")), router_replay(view)
-    if strategy not in ("megatron", "veomni") and (mode != "disabled" or recorded):
-        off = [f"{router_replay_key(view)}=disabled"] if mode != "disabled" else []
-        off += [f"{ROLLOUT}.enable_rollout_routing_replay=False"] if recorded else []
-        yield NereusError(
-            f"verl has no router replay on {strategy}: it would ignore this",
-            where=f"{ACTOR}.strategy={strategy}",
-            expected="megatron or veomni with verl's router replay",
-            got=f"router_replay.mode={mode}, enable_rollout_routing_replay={recorded}",
-            change=f"{' '.join(off)}, or train with model_engine=megatron",
-        )
-
-
-def replay_rollout(view: View, _options: NereusOptions) -> Iterator[NereusError]:
-    engine, (_mode, recorded) = str(view(f"{ROLLOUT}.name", "")), router_replay(view)
-    if recorded and engine not in ("vllm", "sglang"):
-        yield NereusError(
-            f"verl cannot get routes from {engine}: it would ignore this",
-            where=f"{ROLLOUT}.enable_rollout_routing_replay",
-            expected="vllm or sglang as the rollout engine of R3",
-            got=f"{ROLLOUT}.name={engine}",
-            change=f"{ROLLOUT}.name=vllm, or {ROLLOUT}.enable_rollout_routing_replay=False",
-        )
-
-
-def replay_switches(view: View, _options: NereusOptions) -> Iterator[NereusError]:
-    mode, recorded = router_replay(view)
-    if (mode == "R3") != recorded and view(f"{ACTOR}.strategy") in ("megatron", "veomni"):
-        yield NereusError(
-            "the two switches of R3 disagree",
-            where=f"{router_replay_key(view)} and {ROLLOUT}.enable_rollout_routing_replay",
-            expected="R3 and True, or neither",
-            got=f"{mode} and {recorded}",
-            change=f"{ROLLOUT}.enable_rollout_routing_replay={mode == 'R3'}",
-        )
-
-
+@refuses(
+    Refusal(
+        "`model.lora.rank` with FSDP or VeOmni; `model.lora_rank` with Megatron; "
+        "`model.lora_adapter_path` without the rank",
+        because="each engine reads one of the two keys and trains all weights when it is 0, while the trainer"
+        " counts both and takes the reference from the adapter that is not there",
+        change="the rank in the key that the engine reads",
+        evidence="`workers/engine/fsdp/transformer_impl.py:162`, `workers/config/megatron_peft.py:23`; "
+        "`trainer/ppo/v1/trainer_base.py:237`",
+    ),
+)
 def lora_key(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     """FSDP and VeOmni read `model.lora_rank`, Megatron `model.lora.rank`; each ignores the other's."""
     strategy = str(view(f"{ACTOR}.strategy", ""))
@@ -180,6 +131,21 @@ def lora_key(view: View, _options: NereusOptions) -> Iterator[NereusError]:
         )
 
 
+@refuses(
+    Refusal(
+        "LoRA without `model.lora.merge` and `trainer.v1.trainer_mode=separate_async`",
+        because="sends the frozen base at every sync and never the adapter; the rollout stays at the initial policy",
+        change="`model.lora.merge=True`",
+        evidence="`workers/engine_workers.py:758-766`; verl issue 7495",
+    ),
+    Refusal(
+        "LoRA without `model.lora.merge` and `rollout.checkpoint_engine.backend` other than `naive`",
+        because="a colocated trainer puts `naive` in its place without a word, so the transfer that was asked"
+        " for is not the one that runs",
+        change="`rollout.checkpoint_engine.backend=naive`",
+        evidence="`trainer/ppo/v1/trainer_base.py:382`",
+    ),
+)
 def lora_delivery(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     rank = int(view(f"{MODEL}.lora.rank", 0)) or int(view(f"{MODEL}.lora_rank", 0))
     backend, mode = str(view(f"{ROLLOUT}.checkpoint_engine.backend", "naive")), str(view("trainer.v1.trainer_mode", ""))
@@ -198,6 +164,15 @@ def lora_delivery(view: View, _options: NereusOptions) -> Iterator[NereusError]:
         )
 
 
+@refuses(
+    Refusal(
+        "`correction.bypass_mode=True` with `rollout_is`, `rollout_rs` or `loss_type=reinforce`",
+        because="copies the rollout's log-probs and skips the correction; the loss that would do it is never chosen",
+        change="`correction.bypass_mode=False`; or `actor.policy_loss.loss_mode=bypass_mode` and the same "
+        "settings under `actor.policy_loss.rollout_correction`, which is let through",
+        evidence="`trainer/ppo/v1/trainer_base.py:1642`, `:1766`; verl issues 4272, 4912",
+    ),
+)
 def bypass_drops_correction(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     named = {key: view(f"{CORRECTION}.{key}") for key in ("rollout_is", "rollout_rs")}
     named = {key: value for key, value in named.items() if value is not None}
@@ -220,6 +195,14 @@ def bypass_drops_correction(view: View, _options: NereusOptions) -> Iterator[Ner
     )
 
 
+@refuses(
+    Refusal(
+        "`correction.rollout_is`, `rollout_rs` or `bypass_mode` without `rollout.calculate_log_probs`",
+        because="skips the correction where the rollout's log-probs are absent",
+        change="`rollout.calculate_log_probs=True`",
+        evidence="`trainer/ppo/v1/trainer_base.py:1768`",
+    ),
+)
 def correction_needs_log_probs(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     if view(f"{ROLLOUT}.calculate_log_probs", False):
         return
@@ -235,6 +218,14 @@ def correction_needs_log_probs(view: View, _options: NereusOptions) -> Iterator[
             )
 
 
+@refuses(
+    Refusal(
+        "`actor.use_prefix_grouper=True`",
+        because="nothing: `forward_micro_batch_with_prefix_grouper` has no caller",
+        change="`actor.use_prefix_grouper=False`",
+        evidence="`trainer/ppo/prefix_grouper_utils.py:150`",
+    ),
+)
 def prefix_grouper(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     if view(f"{ACTOR}.use_prefix_grouper", False):
         yield NereusError(
@@ -246,6 +237,17 @@ def prefix_grouper(view: View, _options: NereusOptions) -> Iterator[NereusError]
         )
 
 
+@refuses(
+    Refusal(
+        "`rollout.engine_kwargs.vllm.kv_cache_dtype=fp8` and the like, also of SGLang",
+        because="hands it to the engine and never calibrates. vLLM's scales are 1.0, or computed once, in the"
+        " first forward pass, which with `load_format=dummy` is one of random weights",
+        change="`kv_cache_dtype=auto`. Types with a scale for every token (`fp8_per_token_head`, "
+        "`fp8_ds_mla`) are let through",
+        evidence="`vllm/v1/worker/gpu_model_runner.py:4297-4300`; `workers/config/rollout.py:249`; verl pull "
+        "request 4435",
+    ),
+)
 def fp8_kv_cache(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     engine = str(view(f"{ROLLOUT}.name", "vllm"))
     for key, value in view(f"{ROLLOUT}.engine_kwargs.{engine}", {}).items():
@@ -265,6 +267,13 @@ def _needs_scales(kind: str) -> bool:
     return kind.startswith(("fp8", "fp4", "nvfp4")) and not kind.endswith(("_per_token_head", "_ds_mla"))
 
 
+@refuses(
+    Refusal(
+        "`rollout.disaggregation.enabled=True`",
+        because="runs; it is nereus that cannot ask the processes of such a replica what is active in them",
+        change="run without `+plugins=nereus`",
+    ),
+)
 def disaggregated_prefill(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     if view(f"{ROLLOUT}.disaggregation.enabled", False):
         yield NereusError(

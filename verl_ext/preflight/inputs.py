@@ -11,6 +11,7 @@ from typing import Any
 
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
+from verl_ext.feature import Refusal, refuses
 from verl_ext.view import MODEL, View
 
 DATA_KINDS = (".parquet", ".json", ".jsonl")
@@ -27,6 +28,13 @@ def model_config(view: View) -> dict[str, Any] | None:
     return loaded if isinstance(loaded, dict) else None
 
 
+@refuses(
+    Refusal(
+        "`model.path` is no folder, a folder without a readable `config.json`, or begins with `~`, "
+        "which nobody expands",
+        change="the path; what can be the name of a model on a hub is not looked for",
+    ),
+)
 def readable_model(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     path = str(view(f"{MODEL}.path", ""))
     config = Path(str(view(f"{MODEL}.hf_config_path", "") or path)) / "config.json"
@@ -56,6 +64,14 @@ def readable_model(view: View, _options: NereusOptions) -> Iterator[NereusError]
         )
 
 
+@refuses(
+    Refusal(
+        "a file of `data.train_files` or `data.val_files` is missing, cannot be read, is no parquet "
+        "file or one that was cut off, or has a format that verl does not read "
+        "(`utils/dataset/rl_dataset.py:178`)",
+        change="the path; with `data.custom_cls.path` the files are not looked at",
+    ),
+)
 def readable_data(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     if view("data.custom_cls.path"):  # a dataset of the user's own, which knows what its files are
         return
@@ -102,6 +118,12 @@ def _parquet_problem(size: int, head: bytes, tail: bytes) -> str | None:
     return None
 
 
+@refuses(
+    Refusal(
+        "`reward.custom_reward_function.path` is no file or no Python, or does not define the function of `.name`",
+        change="the message has the names that the file does define; it is not run",
+    ),
+)
 def reward_function(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     path, name = str(view(f"{REWARD}.path", "")), str(view(f"{REWARD}.name", ""))
     if not path or path.startswith("pkg://"):

@@ -11,9 +11,10 @@ from typing import Any
 
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
+from verl_ext.feature import Refusal, refuses
 from verl_ext.preflight.arithmetic import divisors, nearest
 from verl_ext.preflight.engines import REF, Engine, engine_model, megatron_engines, world_size
-from verl_ext.preflight.ignored import expert_count
+from verl_ext.preflight.replay import expert_count
 from verl_ext.view import ACTOR, View
 
 KEYS = {
@@ -213,6 +214,59 @@ def choices(layout: Layout, shape: Shape | None, conflict: Conflict, size: str) 
     return nearest(layout.size(size), clean or [value for value, left in after.items() if conflict.kind not in left])
 
 
+@refuses(
+    Refusal(
+        "ranks (`trainer.nnodes` x `trainer.n_gpus_per_node`) that TP x PP x CP, or expert TP x EP x "
+        "PP, does not divide. Expert TP is TP where it is null",
+        because="Megatron raises",
+        change="one of the sizes",
+        evidence="`megatron/core/parallel_state.py:822`, `:881`",
+    ),
+    Refusal(
+        "attention heads, vocabulary, width of the dense layers or of the shared expert and TP; width"
+        " of the experts and expert TP; heads of linear attention and TP x CP; experts and EP",
+        because="Megatron raises while the model is built. Megatron-Bridge does not pad the vocabulary, "
+        "unless `override_transformer_config.should_pad_vocab` says so",
+        change="TP, expert TP, CP or EP",
+        evidence="`megatron/core/transformer/transformer_config.py:1323`, `megatron/core/utils.py:556`, "
+        "`megatron/core/transformer/moe/moe_layer.py:185`; "
+        "`megatron/bridge/models/gpt_provider.py:183`",
+    ),
+    Refusal(
+        "key-value heads that are neither a multiple nor a divisor of TP",
+        because="Megatron raises",
+        change="TP",
+        evidence="`transformer_config.py:1338`",
+    ),
+    Refusal(
+        "layers that the pipeline stages do not divide, or a stage's that its virtual stages do not; "
+        "virtual stages without PP. `num_layers_in_first_pipeline_stage` and `..._last_...` of "
+        "`override_transformer_config` are taken away first; a `pipeline_model_parallel_layout` is "
+        "left to Megatron",
+        because="Megatron raises",
+        change="PP or virtual stages",
+        evidence="`transformer_config.py:1988-2110`, `parallel_state.py:828`",
+    ),
+    Refusal(
+        "EP of 2 or more and a dense model",
+        because="Megatron raises",
+        change="EP 1",
+        evidence="`transformer_config.py:1468`",
+    ),
+    Refusal(
+        "experts, TP of 2 or more, `megatron.sequence_parallel=False`",
+        because="runs until the first training step, then raises. With TP 1 verl switches it off itself",
+        change="`megatron.sequence_parallel=True`",
+        evidence="`megatron/core/transformer/moe/moe_layer.py:629`",
+    ),
+    Refusal(
+        "a critic or reference with other sizes than the actor. The critic's are 1 unless given",
+        because="they share a process, and Megatron's groups are made once in it: whoever starts first "
+        "decides, critic before reference before actor",
+        change="the actor's sizes",
+        evidence="`workers/engine/megatron/transformer_impl.py:244`",
+    ),
+)
 def megatron_layout(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     found = megatron_engines(view)
     for engine in found:

@@ -11,6 +11,7 @@ from typing import Any
 from verl_ext.compat.versions import find_named
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
+from verl_ext.feature import Refusal, refuses
 from verl_ext.launch.machine import check_shared_memory, port_problem
 from verl_ext.view import ACTOR, MODEL, ROLLOUT, View
 
@@ -25,6 +26,13 @@ def starts_ray_here(view: View) -> bool:
     return not view(f"{RAY}.address") and not os.environ.get("RAY_ADDRESS")
 
 
+@refuses(
+    Refusal(
+        "a port that was asked for by number is in use: `ray_kwargs.ray_init.dashboard_port`, "
+        "`ray_kwargs.ray_init._metrics_export_port`, `transfer_queue.metrics.port`",
+        change="another port, or none. `rollout.prometheus.port` is not tried: verl only talks to it",
+    ),
+)
 def free_ports(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     """Ports that were asked for by number. The others are chosen when they are needed."""
     if not starts_ray_here(view):
@@ -48,6 +56,13 @@ def free_ports(view: View, _options: NereusOptions) -> Iterator[NereusError]:
             )
 
 
+@refuses(
+    Refusal(
+        "`trainer.device=cpu` and less shared memory than `ray_kwargs.ray_init.object_store_memory` "
+        "and one bucket of weights for each worker",
+        change="free some, or `docker run --shm-size=1g`. A write without room would kill the process with SIGBUS",
+    ),
+)
 def shared_memory(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     """On the cpu platform weights go through shared memory, where a write without room kills the process (SIGBUS)."""
     if view("trainer.device") != "cpu" or not starts_ray_here(view) or not SHARED_MEMORY.is_dir():
@@ -66,6 +81,18 @@ def weight_sync_bytes(view: View) -> int:
     return min(int(view(BUCKET, 0)) << 20, weights) * int(view("trainer.n_gpus_per_node", 1))
 
 
+@refuses(
+    Refusal(
+        "`trainer.device=cpu` without `psutil` or without the CPU build of vLLM",
+        change='`pip install "verl-nereus[cpu]"`',
+    ),
+    Refusal(
+        "`trainer.device=cpu` with another engine than FSDP, Megatron and vLLM, or without "
+        "`rollout.enforce_eager=True`, `rollout.free_cache_engine=False`, "
+        "`+rollout.enable_sleep_mode=False`",
+        change="what the message says; the last key is in no file of verl, so it takes a plus",
+    ),
+)
 def cpu_platform(view: View, options: NereusOptions) -> Iterator[NereusError]:
     if view("trainer.device") != "cpu":
         return

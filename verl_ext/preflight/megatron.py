@@ -10,9 +10,10 @@ from packaging.version import Version
 
 from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
+from verl_ext.feature import Refusal, refuses
 from verl_ext.preflight.engines import Engine, engine_model, megatron_engines
-from verl_ext.preflight.ignored import router_replay, router_replay_key
 from verl_ext.preflight.layout import read_layout, read_shape
+from verl_ext.preflight.replay import router_replay, router_replay_key
 from verl_ext.view import ACTOR, View
 
 INSTALL = (
@@ -54,6 +55,13 @@ def core_version() -> Version | None:
         return None
 
 
+@refuses(
+    Refusal(
+        "`strategy=megatron` without `megatron-core` or `megatron-bridge`",
+        because="fails to import in the worker",
+        change="the message has the command; FSDP works without them",
+    ),
+)
 def megatron_packages(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     found = megatron_engines(view)
     if not found:
@@ -72,6 +80,38 @@ def megatron_packages(view: View, _options: NereusOptions) -> Iterator[NereusErr
         )
 
 
+@refuses(
+    Refusal(
+        "`megatron.use_mbridge=False`",
+        because="stops in the worker",
+        change="`megatron.use_mbridge=True`",
+        evidence="`workers/engine/megatron/transformer_impl.py:191`",
+    ),
+    Refusal(
+        "`megatron.use_remove_padding=False`",
+        because="ignored: the model's key is written over it",
+        change="`model.use_remove_padding=False`",
+        evidence="`workers/engine_workers.py:114`",
+    ),
+    Refusal(
+        "`override_transformer_config.calculate_per_token_loss=True` on padded batches",
+        because="raises in the first update",
+        change="`model.use_remove_padding=True`",
+        evidence="`workers/engine/megatron/transformer_impl.py:1473`",
+    ),
+    Refusal(
+        "`trainer.device=cpu` with `megatron.vanilla_mbridge=True`",
+        because="it is Megatron-Bridge that nereus brings to the CPU",
+        change="`megatron.vanilla_mbridge=False`",
+    ),
+    Refusal(
+        "`trainer.device=cpu` with an option of `override_transformer_config` that needs CUDA: "
+        "grouped GEMM, the fusions, the overlaps of communication, `persist_layer_norm`, "
+        "`batch_p2p_comm`",
+        because="fails on a kernel, or is ignored without Transformer Engine",
+        change="without it",
+    ),
+)
 def megatron_switches(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     for engine in megatron_engines(view):
         yield from _bridges(view, engine)
@@ -136,6 +176,25 @@ def _cuda_only(view: View, engine: Engine) -> Iterator[NereusError]:
             )
 
 
+@refuses(
+    Refusal(
+        "`actor.megatron.router_replay.mode` with `model.use_remove_padding=False`",
+        because="routes are aligned to packed sequences only: R2 replays those of other tokens, R3 raises late",
+        change="`model.use_remove_padding=True`",
+    ),
+    Refusal(
+        "Megatron-Core before 0.19, experts, TP of 2 or more, EP 1, expert TP 1",
+        because="gradients of the experts are not summed over the tensor-parallel ranks",
+        change="expert TP null, or Megatron-Core 0.19.2",
+    ),
+    Refusal(
+        "a router that keeps some groups of experts, where `num_experts_per_tok // topk_group` is not"
+        " what the model scores a group by: 2 (DeepSeek-V3), 1 (`group_limited_greedy`, DeepSeek-V2)",
+        because="routes to other experts",
+        change="`model_engine=dp`, or another model",
+        evidence="`megatron/core/transformer/moe/moe_utils.py:656`",
+    ),
+)
 def megatron_defects(view: View, _options: NereusOptions) -> Iterator[NereusError]:
     found = megatron_engines(view)
     if Engine(ACTOR) in found:

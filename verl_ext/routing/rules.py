@@ -6,12 +6,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from verl_ext.errors import NereusError
+from verl_ext.feature import Refusal, refuses
 from verl_ext.view import View
 
 if TYPE_CHECKING:
     from verl_ext.config import NereusOptions
 
 
+@refuses(
+    Refusal(
+        "`nereus.routing.mode` other than `off`",
+        because="not verl's: nereus has no router replay of its own in this version",
+        change="`nereus.routing.mode=off`, or verl's own R3",
+    ),
+)
 def nereus_router_replay(_view: View, options: NereusOptions) -> Iterator[NereusError]:
     if options.routing.mode != "off":
         yield NereusError(

@@ -16,7 +16,8 @@ from verl_ext.config import NereusOptions
 from verl_ext.errors import NereusError
 from verl_ext.integrations.features import FEATURES
 from verl_ext.preflight import RULES, View, check
-from verl_ext.preflight.ignored import MOVED, expert_count
+from verl_ext.preflight.ignored import MOVED
+from verl_ext.preflight.replay import expert_count
 
 ALL_RULES = (*RULES, *(rule for feature in FEATURES for rule in feature.rules))
 
