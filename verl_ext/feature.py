@@ -111,6 +111,7 @@ class Rule:
         self.refusals = refusals
         self.__name__ = check.__name__
         self.__doc__ = check.__doc__
+        self.module = check.__module__
 
     def __call__(self, view: Any, options: Any) -> Iterator[NereusError]:
         return self._check(view, options)

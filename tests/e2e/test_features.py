@@ -56,6 +56,9 @@ def test_a_toy_is_found_in_every_place(train_toy, tmp_path: Path):
     # Metric, through verl's own logger as well.
     assert [record["nereus/toy/steps"] for record in run.records] == [1.0, 2.0]
     assert "nereus/toy/steps:2.0" in run.log
+    # The example of CONTRIBUTING, beside it: 8 prompts a step.
+    assert states["prompt count"]["on"]
+    assert [record["nereus/prompt_count/prompts"] for record in run.records] == [8, 8]
     # Lowered keys: what the user says stays.
     lowered: dict[str, Any] = {item["key"]: item for item in run.info["lowered"]}
     assert lowered["data.seed"] == {"feature": "toy", "key": "data.seed", "value": 5, "kept": True}

@@ -130,11 +130,15 @@ class CudaDevice(_OnMegatronImport):
             *("current_device", "set_device", "synchronize", "device_count", "get_device_name", "mem_get_info"),
             *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
             *("reset_peak_memory_stats", "empty_cache", "ipc_collect"),
-            *("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all"),
+            *("get_rng_state", "set_rng_state"),
         ):
             setattr(cuda, name, getattr(device, name))
-        for name in ("get_rng_state", "set_rng_state", "manual_seed", "manual_seed_all"):
+        for name in ("get_rng_state", "set_rng_state"):
             setattr(cuda.random, name, getattr(device, name))
+        for name in ("manual_seed", "manual_seed_all"):
+            # Not torch.manual_seed, which calls these.
+            setattr(cuda, name, torch.default_generator.manual_seed)
+            setattr(cuda.random, name, torch.default_generator.manual_seed)
         # vLLM sets PYTORCH_NVML_BASED_CUDA_CHECK, with which this would follow device_count().
         cuda.is_available = lambda: False
         cuda.is_initialized = lambda: False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib
 import types
 from types import ModuleType
@@ -31,19 +32,6 @@ class _MegatronPatch(Patch):
     @classmethod
     def needed(cls, role: str, run: Any) -> bool:
         return trains_with_megatron(cls.roles, role, run)
-
-
-class NoJitFuser(_MegatronPatch):
-    name = "megatron-cpu-no-jit-fuser"
-    target = "megatron.core.jit:enable_jit_fuser"
-    why = "Megatron-Core compiles small functions with torch.compile while it is imported; on a CPU that costs minutes."
-    upstream = "megatron-core 0.18.2 and 0.19.2 core/jit.py calls enable_jit_fuser() when imported"
-    remove_when = "the fuser can be turned off by the environment"
-    versions = CORE
-    fingerprints = ("0714694302fa",)
-
-    def replace(self, module: ModuleType) -> None:
-        module.disable_jit_fuser()
 
 
 class CpuGenerator(_MegatronPatch):
@@ -133,32 +121,6 @@ class UnevenGather(_MegatronPatch):
             return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
         module._gather_along_first_dim = _gather_along_first_dim
-
-
-class UnevenReduceScatter(_MegatronPatch):
-    name = "megatron-cpu-uneven-reduce-scatter"
-    target = "megatron.core.tensor_parallel.mappings:_reduce_scatter_along_first_dim"
-    why = "The backward of the uneven gather; gloo has no reduce-scatter of a list."
-    upstream = "torch 2.11 gloo: reduce_scatter; megatron-core tensor_parallel/mappings.py"
-    remove_when = "gloo scatters sums of unequal size"
-    versions = CORE
-    fingerprints = ("7322068fab71",)
-
-    def replace(self, module: ModuleType) -> None:
-        import torch
-
-        even = module._reduce_scatter_along_first_dim
-
-        def _reduce_scatter_along_first_dim(
-            input_: Any, group: Any, input_split_sizes: Any = None, use_global_buffer: bool = False
-        ) -> Any:
-            if input_split_sizes is None or group.size() == 1:
-                return even(input_, group, input_split_sizes, use_global_buffer)
-            total = input_.contiguous().clone()
-            torch.distributed.all_reduce(total, group=group)
-            return torch.split(total, [int(size) for size in input_split_sizes])[group.rank()].contiguous()
-
-        module._reduce_scatter_along_first_dim = _reduce_scatter_along_first_dim
 
 
 class DuplicatedDownProjection(_MegatronPatch):
@@ -270,6 +232,7 @@ class AdaptersOfLocalLayers(_MegatronPatch):
                 setattr(module, name, False)
         original = module.get_adapter_attributes_from_linear
 
+        @functools.wraps(original)
         def get_adapter_attributes_from_linear(layer: Any, *args: Any, **kwargs: Any) -> Any:
             from verl_ext.integrations.cpu.megatron.layers import DuplicatedLinear
 
@@ -390,12 +353,10 @@ FEATURE = Feature(
         CudaDevice,
         CudaTensors,
         GlooGroups,
-        NoJitFuser,
         CpuGenerator,
         RecomputeWithoutEngine,
         SplitSizesOnCpu,
         UnevenGather,
-        UnevenReduceScatter,
         DuplicatedDownProjection,
         PlainQueryProjection,
         AdaptersWithoutEngine,
