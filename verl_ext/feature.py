@@ -12,9 +12,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from verl_ext.errors import NereusError
+
+if TYPE_CHECKING:
+    from verl_ext.compat.touch import Touch
 
 
 class Run(Protocol):
@@ -166,7 +169,7 @@ class Feature:
     rules: tuple[Rule, ...] = ()
     excludes: Mapping[str, str] = field(default_factory=dict)
     lower: Callable[[Run, Any], Mapping[str, Any]] = _never
-    touches: tuple[type, ...] = ()
+    touches: tuple[type[Touch], ...] = ()
     facts: tuple[Fact, ...] = ()
     measure: str = ""
     metrics: tuple[Metric, ...] = ()

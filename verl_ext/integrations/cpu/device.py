@@ -55,7 +55,7 @@ def make_platform() -> type:
     import torch
     from verl.plugin.platform import PlatformBase
 
-    class PlatformCPU(PlatformBase):  # type: ignore[misc]
+    class PlatformCPU(PlatformBase):
         device_name = "cpu"
         vendor_name = "cpu"
         device_module = make_device_module()

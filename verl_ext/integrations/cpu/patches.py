@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 from verl_ext.compat.touch import Patch, rebind
@@ -21,7 +20,7 @@ class SingleGlooBackend(Patch):
     fingerprints = ("761a94d1a2e0",)
     roles = frozenset({"actor", "remote_actor", "critic", "ref"})
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         original = module.initialize_global_process_group_ray
 
         def initialize_global_process_group_ray(timeout_second: Any = None, backend: str | None = None) -> None:
@@ -46,7 +45,7 @@ class LoadableLinear(Patch):
     fingerprints = ("b6a587814634",)
     roles = frozenset({"engine_worker"})
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         import torch
 
         def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
@@ -65,7 +64,7 @@ class SeededChunkedPrefill(Patch):
     fingerprints = ("bcb19ca311c0",)
     roles = frozenset({"engine_worker"})
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         runner = module.GPUModelRunner
         original = runner._bookkeeping_sync
 
@@ -91,7 +90,7 @@ class ContiguousRotary(Patch):
     fingerprints = ("b749c83b4c38",)
     roles = frozenset({"engine_worker"})
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         module.RotaryEmbedding.forward_cpu = module.RotaryEmbedding.forward_native
 
 

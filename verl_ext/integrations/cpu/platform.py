@@ -89,7 +89,7 @@ class ModularExperts(Door):
         module.UnquantizedFusedMoEMethod.register_oot(make_method(module.UnquantizedFusedMoEMethod))
 
 
-def make_current(module: ModuleType) -> None:
+def make_current(module: Any) -> None:
     """Register the platform with verl's platform manager and make it the current one, once."""
     from verl_ext.integrations.cpu.device import make_platform
 

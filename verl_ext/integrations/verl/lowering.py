@@ -29,7 +29,8 @@ def lower_features(config: DictConfig, run: Run, features: Sequence[Feature]) ->
     Raises:
         NereusError: two features set one key to different values.
     """
-    given, found = given_keys(config), {}
+    given = given_keys(config)
+    found: dict[str, tuple[str, Any]] = {}
     view = View(config)
     for feature in features:
         for key, value in feature.lower(run, view).items():

@@ -296,7 +296,7 @@ class _Vllm(Extension):
 
     @classmethod
     def wanted(cls, run: Any) -> bool:
-        return run.rollout == "vllm"
+        return bool(run.rollout == "vllm")
 
 
 class Trainer(Extension):
@@ -352,7 +352,7 @@ class EngineCore(Door):
 
     @classmethod
     def wanted(cls, run: Any) -> bool:
-        return run.rollout == "vllm"
+        return bool(run.rollout == "vllm")
 
     def apply(self, module: ModuleType) -> None:
         module.EngineCore.nereus_answer = load("verl_ext.integrations.vllm.answers:core_answer")

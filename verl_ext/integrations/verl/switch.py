@@ -105,8 +105,8 @@ def check_entry_point(main: str | None) -> None:
 
 def report_folder(config: DictConfig) -> str:
     """Where the run is recorded: `nereus.report.dir`, else Hydra's folder of the run."""
-    asked = OmegaConf.select(config, "nereus.report.dir") if OmegaConf.is_dict(config.get("nereus")) else None
-    return os.path.abspath(asked or config.hydra.run.dir)
+    asked = OmegaConf.select(config, "nereus.report.dir") if OmegaConf.is_dict(config.get("nereus")) else ""
+    return os.path.abspath(str(asked or config.hydra.run.dir))
 
 
 def prepare(config: DictConfig) -> tuple[Run, list[Lowered]]:

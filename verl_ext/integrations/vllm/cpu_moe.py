@@ -101,7 +101,7 @@ def make_method(base: type) -> type:
     from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeightAndReduceNoOP
     from vllm.v1.worker.workspace import init_workspace_manager, is_workspace_manager_initialized
 
-    class TorchExperts(modular.FusedMoEExpertsModular):  # type: ignore[misc,name-defined]
+    class TorchExperts(modular.FusedMoEExpertsModular):
         @staticmethod
         def activation_format() -> Any:
             return modular.FusedMoEActivationFormat.Standard
@@ -154,7 +154,9 @@ def make_method(base: type) -> type:
                 ids = expert_map.long()[ids]
             output.copy_(experts_forward(hidden_states, w1, w2, topk_weights, ids, self.w1_bias, self.w2_bias))
 
-    class ModularCPUFusedMoEMethod(base):  # type: ignore[misc,valid-type]
+    class ModularCPUFusedMoEMethod(base):
+        moe_kernel: Any
+
         def __init__(self, moe: Any):
             super().__init__(moe)
             register_kernels()

@@ -11,7 +11,6 @@ import functools
 import time
 import types
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, ClassVar
 
 from verl_ext.compat.touch import Patch
@@ -122,7 +121,7 @@ class CudaDevice(_OnMegatronImport):
     why = "Megatron-Core asks torch.cuda for device, streams, events, memory and generator without a device there."
     fingerprints = ("6e9804168a5c",)
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         import torch
 
         cuda, device = module, make_device_module()
@@ -149,7 +148,7 @@ class CudaDevice(_OnMegatronImport):
             name="cpu", major=0, minor=0, multi_processor_count=1, total_memory=device.mem_get_info()[1]
         )
 
-        class Event(torch.cpu.Event):  # type: ignore[misc]
+        class Event(torch.cpu.Event):
             def __init__(self, *_: Any, **__: Any) -> None:
                 self._at = time.perf_counter()
 
@@ -159,7 +158,7 @@ class CudaDevice(_OnMegatronImport):
             def elapsed_time(self, other: Event) -> float:
                 return (other._at - self._at) * 1e3
 
-        class Stream(torch.cpu.Stream):  # type: ignore[misc]
+        class Stream(torch.cpu.Stream):
             cuda_stream = 0
 
             def __init__(self, *_: Any, **__: Any) -> None:
@@ -187,7 +186,7 @@ class CudaTensors(_OnMegatronImport):
     why = 'Megatron-Core makes tensors with device="cuda", pins them, moves them with .cuda() and compares type names.'
     fingerprints = ("a3f558ba5849",)
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         import torch
         import torch.utils._device as device_mode
 
@@ -222,7 +221,7 @@ class GlooGroups(_OnMegatronImport):
     why = "Megatron-Core asks for NCCL by name, with NCCL's options and device ids, when it makes its process groups."
     fingerprints = ("d5ff3e1763ec",)
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         import torch.distributed as dist
 
         for name in ("new_group", "new_subgroups_by_enumeration"):

@@ -18,7 +18,7 @@ from verl_ext.integrations.cpu.megatron.attention import attention
 CAUSAL = ("causal", "padding_causal")
 
 
-class TorchAttention(MegatronModule):  # type: ignore[misc]
+class TorchAttention(MegatronModule):
     """What `TEDotProductAttention` is: packed sequences, context parallelism, and MLA's two head sizes.
 
     Megatron-Core's own `DotProductAttention` has none of the three.
@@ -107,7 +107,7 @@ class TorchNorm:
     Megatron-Core's `WrappedTorchNorm` refuses sequence parallelism.
     """
 
-    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:  # type: ignore[misc]
+    def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
         if config.normalization not in ("RMSNorm", "LayerNorm") or config.layernorm_zero_centered_gamma:
             raise NotImplementedError(
                 f"normalization={config.normalization}, zero_centered_gamma={config.layernorm_zero_centered_gamma} "
@@ -120,7 +120,7 @@ class TorchNorm:
         return norm
 
 
-class DuplicatedLinear(MegatronModule):  # type: ignore[misc]
+class DuplicatedLinear(MegatronModule):
     """A whole linear layer on every TP rank, as `TELinear(parallel_mode="duplicated")` is. No bias.
 
     MLA's down-projections. With Megatron-Core's local spec (column parallel, then gathered) the gradient of `k_pos_emb`

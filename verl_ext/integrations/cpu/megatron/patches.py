@@ -43,7 +43,7 @@ class CpuGenerator(_MegatronPatch):
     versions = CORE
     fingerprints = ("b179c9d95438",)
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         import torch
 
         module._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
@@ -59,7 +59,7 @@ class RecomputeWithoutEngine(_MegatronPatch):
     versions = CORE
     fingerprints = ("f4ae31c073b4",)
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         import contextlib
 
         if module.HAVE_TE:
@@ -78,7 +78,7 @@ class SplitSizesOnCpu(_MegatronPatch):
     versions = CORE
     fingerprints = ("8fc5847a887d",)
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         import torch
 
         original = module.maybe_move_tensor_to_cpu
@@ -103,7 +103,7 @@ class UnevenGather(_MegatronPatch):
     versions = CORE
     fingerprints = ("44633fe36d60",)
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         import torch
 
         even = module._gather_along_first_dim
@@ -135,7 +135,7 @@ class DuplicatedDownProjection(_MegatronPatch):
     versions = CORE
     fingerprints = ("de9041f3b07b", "356c54b1fcd3")
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         if module.HAVE_TE:
             return
         from verl_ext.integrations.cpu.megatron.layers import DuplicatedLinear
@@ -156,7 +156,7 @@ class PlainQueryProjection(_MegatronPatch):
     fingerprints = ("2946948713f9",)
     roles = frozenset()  # the module is new in 0.19; where this is missing, Megatron-Core raises
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         resolver = module.QKNormConfigResolver
         original = resolver._mla_fused_linear_or_default
 
@@ -179,7 +179,7 @@ class AdaptersWithoutEngine(_MegatronPatch):
     fingerprints = ("56a2bc14a6cd", "b8d2233340cf")
     roles = frozenset()
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         see_stub_engine(module)
 
 
@@ -194,7 +194,7 @@ def see_stub_engine(module: ModuleType) -> None:
     """Let this module, and no other, import a `transformer_engine` that has the names but no layers."""
     import torch
 
-    class Absent(torch.nn.Module):  # type: ignore[misc]
+    class Absent(torch.nn.Module):
         def __init__(self, *_: Any, **__: Any) -> None:
             raise RuntimeError("transformer_engine is not installed")
 
@@ -226,7 +226,7 @@ class AdaptersOfLocalLayers(_MegatronPatch):
     fingerprints = ("15fb2eeae5fa", "5491566699c8")
     roles = frozenset()
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         for name in dir(module):
             if name.startswith("HAVE_TE"):
                 setattr(module, name, False)
@@ -265,7 +265,7 @@ class LocalProvider(_MegatronPatch):
     versions = BRIDGE
     fingerprints = ("e97d2ea6ff04", "69ca32cc895c")
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         from megatron.bridge.models.conversion.param_mapping import AutoMapping
 
         original = module.AutoBridge.to_megatron_provider
@@ -290,7 +290,7 @@ class Float32Engine(_MegatronPatch):
     versions: ClassVar[dict[str, str]] = {"verl": "==0.9.1"}
     fingerprints = ("18f188102322",)
 
-    def replace(self, module: ModuleType) -> None:
+    def replace(self, module: Any) -> None:
         original = module.McoreEngineConfig.__post_init__
 
         def __post_init__(self) -> None:  # type: ignore[no-untyped-def]
@@ -317,7 +317,7 @@ class Engines(Door):
     fingerprints = ("6fd795c7149c",)
     changes = ("verl.workers.engine.base:EngineRegistry._engines",)
 
-    def apply(self, module: ModuleType) -> None:
+    def apply(self, module: Any) -> None:
         for model_type, name in (
             ("language_model", "MegatronEngineWithLMHead"),
             ("value_model", "MegatronEngineWithValueHead"),
@@ -329,7 +329,7 @@ class Engines(Door):
 def on_first_use(base: type, module: str, name: str) -> type:
     """A class that makes an instance of another one, which is imported only then: importing Megatron takes seconds."""
 
-    class OnFirstUse(base):  # type: ignore[misc, valid-type]
+    class OnFirstUse(base):
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             return getattr(importlib.import_module(module), name)(*args, **kwargs)
 
