@@ -186,6 +186,13 @@ def test_an_error_that_nobody_foresaw_ends_the_command(fresh, tmp_path: Path):
     assert "Traceback" in message  # where, for whoever reports it
 
 
+@pytest.mark.parametrize("folder", ["${nowhere.at.all}", "${nereus.report.dir}"])
+def test_a_folder_that_cannot_be_told_ends_the_command(fresh, tmp_path: Path, folder: str):
+    # Whatever is raised in Hydra's callback is a warning to Hydra, and verl would train without nereus.
+    message = refused(fresh, tmp_path, f"nereus.report.dir='{folder}'", "actor_rollout_ref.rollout.name=vllm")
+    assert "nereus could not read this config" in message
+
+
 def test_a_sweep_is_refused(fresh, tmp_path: Path):
     sweep = f"hydra.sweep.dir={tmp_path / 'sweep'}"
     message = refused(fresh, tmp_path, "--multirun", "trainer.total_epochs=1,2", sweep)

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.core.config_store import ConfigStore
 from hydra.experimental.callback import Callback
@@ -48,16 +48,16 @@ class Switch(Callback):
     """Hydra turns an Exception of a callback into a warning, so a refusal leaves as SystemExit."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        folder = report_folder(config)
-        ending.forget(folder)
+        folder: str | None = None
         try:
+            folder = report_folder(config)
+            ending.forget(folder)
             check_entry_point(getattr(sys.modules["__main__"], "__file__", None))
             run, lowered = prepare(config)
             join(run)
             hand_over(config, run, lowered, sys.orig_argv)
         except NereusError as error:
-            ending.write(folder, ending.of(error, ending.CONFIG))
-            raise SystemExit(f"nereus refused to start\n{error}") from error
+            _refuse(error, folder)
         except Exception as error:
             traceback.print_exc()
             unexpected = NereusError(
@@ -67,8 +67,7 @@ class Switch(Callback):
                 got=f"{type(error).__name__}: {error}",
                 change="see the traceback above; report it, or run without +plugins=nereus",
             )
-            ending.write(folder, ending.of(unexpected, ending.CONFIG))
-            raise SystemExit(f"nereus refused to start\n{unexpected}") from error
+            _refuse(unexpected, folder)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         # Hydra calls on_run_start for single runs only: the jobs of a sweep would train without nereus.
@@ -79,7 +78,14 @@ class Switch(Callback):
             got="a sweep",
             change="leave --multirun out and call the command once for each value, or run without +plugins=nereus",
         )
-        raise SystemExit(f"nereus refused to start\n{error}")
+        _refuse(error, None)
+
+
+def _refuse(error: NereusError, folder: str | None) -> NoReturn:
+    """End the command with the message, and leave it in the run's folder where that is known."""
+    if folder is not None:
+        ending.write(folder, ending.of(error, ending.CONFIG))
+    raise SystemExit(f"nereus refused to start\n{error}") from error
 
 
 def check_entry_point(main: str | None) -> None:

@@ -20,11 +20,6 @@ TORCH_2_11 = {"torch": "==2.11.0"}
 TRAINING_ROLES = frozenset({"actor", "remote_actor", "critic", "ref"})
 
 
-def trains_with_megatron(roles: frozenset[str], role: str, run: Any) -> bool:
-    """Whether a process of this role is one of `roles` and trains with Megatron."""
-    return role in roles and run.engines.get(role.removeprefix("remote_")) == "megatron"
-
-
 FACTORIES = [
     "zeros",
     "ones",
@@ -101,18 +96,23 @@ class _TypeName(str):
     __hash__ = str.__hash__
 
 
-class _OnMegatronImport(Patch):
+class MegatronPatch(Patch):
+    """A patch that only a process which trains with Megatron has to have. Abstract."""
+
+    roles = TRAINING_ROLES
+
+    @classmethod
+    def needed(cls, role: str, run: Any) -> bool:
+        return role in cls.roles and run.engines.get(role.removeprefix("remote_")) == "megatron"
+
+
+class _OnMegatronImport(MegatronPatch):
     """A patch of torch that only a process with Megatron gets. Abstract."""
 
     trigger: ClassVar[str] = "megatron.core"
     upstream = "megatron-core 0.18 and 0.19 are written for CUDA; no report expected"
     remove_when = "Megatron-Core asks for its device in one place"
     versions: ClassVar[dict[str, str]] = TORCH_2_11
-    roles = TRAINING_ROLES
-
-    @classmethod
-    def needed(cls, role: str, run: Any) -> bool:
-        return trains_with_megatron(cls.roles, role, run)
 
 
 class CudaDevice(_OnMegatronImport):

@@ -9,32 +9,21 @@ import types
 from types import ModuleType
 from typing import Any, ClassVar
 
-from verl_ext.compat.touch import Door, Patch, rebind
+from verl_ext.compat.touch import Door, rebind
 from verl_ext.compat.versions import find_named
 from verl_ext.feature import Feature
 from verl_ext.integrations.cpu.megatron.cuda import (
-    TRAINING_ROLES,
     CudaDevice,
     CudaTensors,
     GlooGroups,
-    trains_with_megatron,
+    MegatronPatch,
 )
 
 CORE = {"megatron-core": ">=0.18.2,<0.20"}
 BRIDGE = {"megatron-bridge": ">=0.5.1,<0.7"}
 
 
-class _MegatronPatch(Patch):
-    """Abstract."""
-
-    roles = TRAINING_ROLES
-
-    @classmethod
-    def needed(cls, role: str, run: Any) -> bool:
-        return trains_with_megatron(cls.roles, role, run)
-
-
-class CpuGenerator(_MegatronPatch):
+class CpuGenerator(MegatronPatch):
     name = "megatron-cpu-generator"
     target = "megatron.core.tensor_parallel.random:_set_cuda_rng_state"
     why = "The state of the model-parallel generators is set by a callback that waits until CUDA is initialised."
@@ -50,7 +39,7 @@ class CpuGenerator(_MegatronPatch):
         module._set_cuda_rng_state = lambda new_state, device=-1, graph_safe=False: torch.set_rng_state(new_state)
 
 
-class RecomputeWithoutEngine(_MegatronPatch):
+class RecomputeWithoutEngine(MegatronPatch):
     name = "megatron-cpu-recompute"
     target = "megatron.core.tensor_parallel.random:CheckpointWithoutOutput"
     why = "Selective recomputation uses names of Transformer Engine that exist only where it is installed."
@@ -69,7 +58,7 @@ class RecomputeWithoutEngine(_MegatronPatch):
         module.fp8_autocast = lambda **_: contextlib.nullcontext()
 
 
-class SplitSizesOnCpu(_MegatronPatch):
+class SplitSizesOnCpu(MegatronPatch):
     name = "megatron-cpu-split-sizes"
     target = "megatron.core.transformer.moe.moe_utils:maybe_move_tensor_to_cpu"
     why = "Split sizes of the token exchange stay tensors when they are on the CPU already; gloo wants integers."
@@ -94,7 +83,7 @@ class SplitSizesOnCpu(_MegatronPatch):
         )
 
 
-class UnevenGather(_MegatronPatch):
+class UnevenGather(MegatronPatch):
     name = "megatron-cpu-uneven-gather"
     target = "megatron.core.tensor_parallel.mappings:_gather_along_first_dim"
     why = "With expert tensor parallelism ranks hold different numbers of rows; gloo gathers equal ones only."
@@ -123,7 +112,7 @@ class UnevenGather(_MegatronPatch):
         module._gather_along_first_dim = _gather_along_first_dim
 
 
-class DuplicatedDownProjection(_MegatronPatch):
+class DuplicatedDownProjection(MegatronPatch):
     name = "megatron-cpu-duplicated-down-projection"
     target = "megatron.core.transformer.multi_latent_attention:MLASelfAttention.__init__"
     why = (
@@ -143,7 +132,7 @@ class DuplicatedDownProjection(_MegatronPatch):
         module.TELinear = DuplicatedLinear
 
 
-class PlainQueryProjection(_MegatronPatch):
+class PlainQueryProjection(MegatronPatch):
     name = "megatron-cpu-plain-query-projection"
     target = "megatron.core.transformer.mla_qk_norm_config:QKNormConfigResolver._mla_fused_linear_or_default"
     why = (
@@ -168,7 +157,7 @@ class PlainQueryProjection(_MegatronPatch):
         resolver._mla_fused_linear_or_default = _mla_fused_linear_or_default
 
 
-class AdaptersWithoutEngine(_MegatronPatch):
+class AdaptersWithoutEngine(MegatronPatch):
     name = "megatron-cpu-adapters-without-engine"
     target = "megatron.bridge.peft.lora_layers:*"
     before = True
@@ -213,7 +202,7 @@ def see_stub_engine(module: ModuleType) -> None:
     module.__dict__["__builtins__"] = {**vars(builtins), "__import__": import_}
 
 
-class AdaptersOfLocalLayers(_MegatronPatch):
+class AdaptersOfLocalLayers(MegatronPatch):
     name = "megatron-cpu-adapters-of-local-layers"
     target = "megatron.bridge.peft.utils:get_adapter_attributes_from_linear"
     why = (
@@ -256,7 +245,7 @@ class AdaptersOfLocalLayers(_MegatronPatch):
         )
 
 
-class LocalProvider(_MegatronPatch):
+class LocalProvider(MegatronPatch):
     name = "megatron-cpu-local-provider"
     target = "megatron.bridge.models.conversion.auto_bridge:AutoBridge.to_megatron_provider"
     why = "Megatron-Bridge builds models from Transformer Engine's layers; here they come from `spec.decoder_spec`."
@@ -281,7 +270,7 @@ class LocalProvider(_MegatronPatch):
         AutoMapping.register_module_type("DuplicatedLinear", "replicated")
 
 
-class Float32Engine(_MegatronPatch):
+class Float32Engine(MegatronPatch):
     name = "megatron-cpu-float32-engine"
     target = "verl.workers.config.engine:McoreEngineConfig.__post_init__"
     why = "verl's Megatron engine config takes bfloat16 and float16 only; exact comparisons on a CPU need float32."
